@@ -1,0 +1,57 @@
+"""Settings, frozen once read. Only `cli.py` makes them from flags; everything else takes values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How the worker runs a model.
+
+    Attributes:
+        model: catalogue name, folder, .gguf file, Orbax checkpoint or `hf:org/name`.
+        store: folder with converted checkpoints and JAX's compilation cache.
+        dtype: of weights, activations and KV cache; None is float32 on CPU, bfloat16 on GPU.
+        page_size: B, tokens per page.
+        num_pages: N, the null page included; None sizes the pool from `memory_fraction`.
+        memory_fraction: share of the device's memory for weights and pages together.
+        max_rows: most sequences in a step.
+        token_budget: most tokens in a step.
+        max_context: most tokens a sequence may hold; None takes the model's own limit.
+        step: `package.module:factory` of a step function to use instead of the default one.
+    """
+
+    model: str
+    store: Path
+    dtype: str | None = None
+    page_size: int = 16
+    num_pages: int | None = None
+    memory_fraction: float | None = None
+    max_rows: int = 64
+    token_budget: int = 256
+    max_context: int | None = None
+    step: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """How the HTTP side behaves.
+
+    Attributes:
+        host: address to listen on. port: 0 picks a free one.
+        served_model_name: the model id clients use; None derives it from `EngineConfig.model`.
+        drain_timeout: seconds that running requests get to finish after SIGTERM.
+        max_body_bytes: larger request bodies are refused with 413.
+        max_pending: most sequences accepted and unfinished; more are refused with 429.
+        heartbeat_timeout: seconds without a sign of life from the worker until /health says 503.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: str | None = None
+    drain_timeout: float = 30.0
+    max_body_bytes: int = 8 << 20
+    max_pending: int = 1024
+    heartbeat_timeout: float = 15.0

@@ -1,0 +1,103 @@
+"""The frames that cross the socket between the server and the worker process.
+
+A frame is a 4-byte big-endian length, then one msgpack map whose `type` names the class below.
+Both directions are asynchronous: nothing waits for an answer. Knows neither text nor arrays.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from jaxserve.request import Request, TokenEvent
+
+LENGTH = struct.Struct(">I")
+MAX_FRAME_BYTES = 256 << 20
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", tag_field="type"):
+    """Server to worker: start these requests."""
+
+    requests: tuple[Request, ...]
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort", tag_field="type"):
+    """Server to worker: nobody waits for these any more. Unknown ids are fine."""
+
+    request_ids: tuple[str, ...]
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress", tag_field="type"):
+    """Worker to server, before Ready: what start-up is busy with, for a person to read."""
+
+    message: str
+    done: int = 0
+    total: int = 0
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="type"):
+    """Worker to server, once: requests are welcome.
+
+    Attributes:
+        vocab_size: token ids are in [0, vocab_size).
+        max_context: most tokens, prompt and output together, one request may hold.
+        description: the device and the sizes chosen, for logs.
+    """
+
+    vocab_size: int
+    max_context: int
+    description: str
+
+
+class Events(msgspec.Struct, frozen=True, tag="events", tag_field="type"):
+    """Worker to server: what one step produced."""
+
+    events: tuple[TokenEvent, ...]
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats", tag_field="type"):
+    """Worker to server, at least once a second: the heartbeat, and the gauges of /metrics.
+
+    Attributes:
+        running: sequences with pages. waiting: sequences without.
+        pages_total: pages that can be allocated (the null page is not one of them).
+        pages_live: held by a sequence. pages_cached: free, but their content can be reused.
+        steps, prompt_tokens, output_tokens, preemptions, compilations: totals since Ready.
+            `compilations` counts compilations after Ready and stays 0.
+        step_seconds: duration of the last step.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    pages_total: int = 0
+    pages_live: int = 0
+    pages_cached: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    compilations: int = 0
+    step_seconds: float = 0.0
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", tag_field="type"):
+    """Worker to server, last frame: why this worker is about to exit."""
+
+    message: str
+
+
+ToWorker = Submit | Abort
+FromWorker = Progress | Ready | Events | Stats | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
+decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
+
+
+def encode_frame(frame: ToWorker | FromWorker) -> bytes:
+    """Length prefix and body. Raises ValueError for a body over MAX_FRAME_BYTES."""
+    body = _encoder.encode(frame)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return LENGTH.pack(len(body)) + body

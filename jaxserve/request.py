@@ -1,0 +1,74 @@
+"""What a client asked for and what the engine answers, in tokens. Knows neither text nor arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_TOP_LOGPROBS = 20
+"""Most alternatives a step reports per token: the compiled step always has room for these."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn and when drawing ends. Already validated, all defaults resolved.
+
+    Attributes:
+        max_tokens: tokens to generate at most, >= 1.
+        temperature: 0 is greedy. Otherwise >= 1e-5.
+        top_k: keep the k likeliest tokens. 0 keeps all.
+        top_p: keep the likeliest tokens that together reach this probability. 1 keeps all.
+        min_p: drop tokens below min_p times the likeliest one's probability. 0 keeps all.
+        seed: u64. With the position of a token it decides that token's draw, nothing else does.
+        stop_token_ids: end the generation; the token itself counts as output. EOS tokens are
+            among them unless the client asked to ignore EOS.
+        top_logprobs: alternatives to report for each token, 0 to MAX_TOP_LOGPROBS; None reports
+            no log-probabilities at all.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to generate.
+
+    Attributes:
+        request_id: unique among the requests in flight.
+        prompt_ids: at least one token, each in [0, V).
+        sampling: how to continue it.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token, or the end of a request.
+
+    Attributes:
+        request_id: whose.
+        token_id: the token, or None if the request ended without one (abort, error).
+        logprob: natural log-probability of the token under the untempered model, if asked for.
+        top_logprobs: (token id, log-probability) of the likeliest tokens, likeliest first.
+        finish_reason: set on a request's last event, else None.
+        message: why, when finish_reason is "error".
+    """
+
+    request_id: str
+    token_id: int | None
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = field(default=())
+    finish_reason: FinishReason | None = None
+    message: str = ""
