@@ -1,0 +1,178 @@
+"""Text to ids and back for one model: prompts, conversations, and BOS exactly once.
+
+Knows no arrays and no requests. Threads may share a `Tokenizer`: encoding releases the GIL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from tokenizers import Tokenizer as HubTokenizer
+
+from checkpoints.model_config import TokenizerSpec
+from jaxserve.chat_template import ChatTemplate
+from jaxserve.detokenizer import IncrementalDetokenizer, TokenBytes
+from jaxserve.errors import ConfigError, RequestError
+
+NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
+
+
+class Tokenizer:
+    """A model's vocabulary, its rule about BOS, and its chat template.
+
+    Attributes:
+        vocab_size: V, rows of the model's embedding. Every id is in [0, V).
+        add_bos: a plain text prompt starts with BOS.
+        has_chat_template: `encode_chat` and `render_chat` can be used.
+    """
+
+    def __init__(self, spec: TokenizerSpec, *, vocab_size: int) -> None:
+        """Load the vocabulary; compile the template.
+
+        Args:
+            spec: as the checkpoint gives it. Not kept: its JSON may be tens of megabytes.
+            vocab_size: V.
+
+        Raises:
+            ConfigError: the vocabulary cannot be read, its decoder is unknown, or BOS is asked
+                for and not in it.
+        """
+        self._tokenizer = _load(spec.tokenizer_json)
+        self._table = TokenBytes(self._tokenizer, vocab_size=vocab_size)
+        self._bos_id = _bos_id(self._tokenizer, spec)
+        self._template = ChatTemplate(spec) if spec.chat_template is not None else None
+        self.vocab_size = vocab_size
+        self.add_bos = spec.add_bos
+        self.has_chat_template = self._template is not None
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of a plain text prompt.
+
+        Special tokens written in the text are recognised as such. BOS is added if and only if
+        the model wants it and the text does not already start with it; BOS tokens the client
+        wrote are never removed.
+
+        Raises:
+            RequestError: the text is no valid Unicode, or needs ids the model lacks.
+        """
+        ids = self._encode(text, param="prompt")
+        if self.add_bos and self._bos_id is not None and ids[:1] != [self._bos_id]:
+            ids.insert(0, self._bos_id)
+        return ids
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        template_arguments: Mapping[str, object] = NO_ARGUMENTS,
+    ) -> list[int]:
+        """The ids of a conversation, written out by the model's chat template.
+
+        They start with one BOS if the template writes it, the model wants it, or both.
+
+        Args, Raises: as `render_chat`.
+        """
+        text = self.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            template_arguments=template_arguments,
+        )
+        ids = self._encode(text, param="messages")
+        if self._bos_id is None:
+            return ids
+        written = 0
+        while ids[written : written + 1] == [self._bos_id]:
+            written += 1
+        return [self._bos_id] * (self.add_bos or written > 0) + ids[written:]
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        template_arguments: Mapping[str, object] = NO_ARGUMENTS,
+    ) -> str:
+        """The text of a conversation, as the model's chat template writes it.
+
+        Args:
+            messages: see `chat_template.check_messages`.
+            add_generation_prompt: end where the assistant's next turn begins.
+            template_arguments: further variables for the template.
+
+        Raises:
+            RequestError: there is no template, a message is malformed, or the template fails.
+        """
+        if self._template is None:
+            raise RequestError(
+                "this model has no chat template: use /v1/completions with a plain prompt",
+                param="messages",
+            )
+        return self._template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            template_arguments=template_arguments,
+        )
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence. Bytes that are no UTF-8 become U+FFFD.
+
+        Raises:
+            ValueError: an id is not in [0, V).
+        """
+        text = self.detokenizer((), skip_special_tokens=skip_special_tokens)
+        return "".join(map(text.push, ids)) + text.flush()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text. Special tokens: their name, as UTF-8.
+
+        Raises:
+            ValueError: the id is not in [0, V).
+        """
+        return self._table[token_id]
+
+    def detokenizer(
+        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> IncrementalDetokenizer:
+        """A stream of text for tokens that continue `prompt_ids`."""
+        return IncrementalDetokenizer(
+            self._table, prompt_ids, skip_special_tokens=skip_special_tokens
+        )
+
+    def _encode(self, text: str, *, param: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a "
+                "surrogate pair; send the whole character",
+                param=param,
+            ) from error
+        ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        if ids and max(ids) >= self.vocab_size:
+            raise RequestError(
+                f"the text contains token {self._tokenizer.id_to_token(max(ids))!r} with id "
+                f"{max(ids)}; the model has ids below {self.vocab_size}",
+                param=param,
+            )
+        return ids
+
+
+def _load(tokenizer_json: str) -> HubTokenizer:
+    try:
+        tokenizer = HubTokenizer.from_str(tokenizer_json)
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(f"the tokenizer's JSON cannot be read: {error}") from error
+    tokenizer.no_truncation()  # published files may carry training-time settings
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _bos_id(tokenizer: HubTokenizer, spec: TokenizerSpec) -> int | None:
+    bos_id = None if spec.bos_token is None else tokenizer.token_to_id(spec.bos_token)
+    if spec.add_bos and bos_id is None:
+        raise ConfigError(
+            f"add_bos is set, but bos_token is {spec.bos_token!r}, which the vocabulary lacks"
+        )
+    return bos_id
