@@ -5,6 +5,8 @@ Knows no arrays and no requests. Threads may share a `Tokenizer`: encoding relea
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -39,6 +41,7 @@ class Tokenizer:
                 for and not in it.
         """
         self._tokenizer = _load(spec.tokenizer_json)
+        _return_freed_memory()
         self._table = TokenBytes(self._tokenizer, vocab_size=vocab_size)
         self._bos_id = _bos_id(self._tokenizer, spec)
         self._template = ChatTemplate(spec) if spec.chat_template is not None else None
@@ -167,6 +170,15 @@ def _load(tokenizer_json: str) -> HubTokenizer:
     tokenizer.no_truncation()  # published files may carry training-time settings
     tokenizer.no_padding()
     return tokenizer
+
+
+def _return_freed_memory() -> None:
+    # Reading a large vocabulary leaves several times its size in glibc's free lists (Gemma 3:
+    # 390 MB resident, 120 MB in use), which a long-lived server would hold for good.
+    if sys.platform == "linux":
+        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if malloc_trim is not None:
+            malloc_trim(0)
 
 
 def _bos_id(tokenizer: HubTokenizer, spec: TokenizerSpec) -> int | None:
