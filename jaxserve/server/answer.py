@@ -1,0 +1,189 @@
+"""The two endpoints that generate: plan, submit, turn events into an answer, clean up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from time import perf_counter
+
+from aiohttp import web
+
+from jaxserve.errors import EngineStopped, RequestError
+from jaxserve.server.choice import Choice, Delta
+from jaxserve.server.client import Inbox
+from jaxserve.server.failures import detail, failure
+from jaxserve.server.generation import Generation
+from jaxserve.server.replies import Usage, encode
+from jaxserve.server.service import SERVICE, Service
+from jaxserve.server.stream import DONE, ChunkEncoder, error_event
+from jaxserve.server.whole import join, whole_answer
+
+logger = logging.getLogger("jaxserve.server")
+
+STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # a proxy that buffers would defeat streaming
+}
+
+
+async def completions(http: web.Request) -> web.StreamResponse:
+    """POST /v1/completions."""
+    return await generate(http, chat=False)
+
+
+async def chat_completions(http: web.Request) -> web.StreamResponse:
+    """POST /v1/chat/completions."""
+    return await generate(http, chat=True)
+
+
+async def generate(http: web.Request, *, chat: bool) -> web.StreamResponse:
+    """Answer one request.
+
+    A client that hangs up cancels this handler; leaving it for any reason aborts what still runs.
+    """
+    arrived = perf_counter()
+    service = http.app[SERVICE]
+    refusal = service.turn_away(1)
+    if refusal is not None:
+        return refusal
+    body = await read_json(http)
+    refusal = service.turn_away(1)  # again: a body may take its time
+    if refusal is not None:
+        return refusal
+    with service.handling():
+        generation = await service.prepare(body, chat=chat)
+        logger.debug("%s asked for by user %r", generation.answer_id, generation.user)
+        refusal = service.turn_away(len(generation.requests))
+        if refusal is not None:
+            return refusal
+        inbox = service.client.submit(generation.requests, arrived=arrived)
+        try:
+            answer = Answer(service, generation, inbox)
+            return await (stream(http, answer) if generation.stream else whole(answer))
+        finally:
+            service.client.close(inbox)
+
+
+async def read_json(http: web.Request) -> bytes:
+    """The body. RequestError if it cannot be read or says it is something other than JSON."""
+    if "Content-Type" in http.headers and http.content_type != "application/json":
+        raise RequestError(f"the Content-Type is {http.content_type[:80]!r}: send application/json")
+    try:
+        return await http.read()
+    except web.RequestPayloadError as error:
+        raise RequestError(f"the request body cannot be read: {error}") from error
+
+
+class Answer:
+    """One answer in the making.
+
+    Attributes:
+        generation: what was asked.
+        choices: one per sequence, in order of index.
+    """
+
+    def __init__(self, service: Service, generation: Generation, inbox: Inbox) -> None:
+        self.service = service
+        self.generation = generation
+        self.created = int(time.time())
+        self.choices = [
+            Choice(generation, index, service.tokenizer)
+            for index in range(len(generation.requests))
+        ]
+        self._inbox = inbox
+        self._index = {
+            request.request_id: index for index, request in enumerate(generation.requests)
+        }
+
+    async def deltas(self) -> AsyncIterator[list[tuple[int, Delta]]]:
+        """What becomes certain, batch by batch, as (index of the choice, delta).
+
+        A batch may be empty: tokens came, and no text is certain yet.
+
+        Raises:
+            EngineStopped: the rest of the answer will not come.
+        """
+        unfinished = len(self.choices)
+        while unfinished:
+            touched: dict[int, None] = {}
+            for event in await self._inbox.take():
+                index = self._index[event.request_id]
+                touched[index] = None
+                if self.choices[index].push(event):
+                    self.service.client.abort(self._inbox, (event.request_id,))
+            taken = [(index, self.choices[index].take()) for index in touched]
+            batch = [(index, delta) for index, delta in taken if delta is not None]
+            unfinished -= sum(delta.finish_reason is not None for _, delta in batch)
+            yield batch
+
+    def usage(self) -> Usage:
+        """The count of tokens."""
+        num_prompt = sum(len(prompt.ids) for prompt in self.generation.prompts)
+        num_output = sum(choice.num_tokens for choice in self.choices)
+        return Usage(num_prompt, num_output, num_prompt + num_output)
+
+
+async def whole(answer: Answer) -> web.Response:
+    """The answer in one piece, or 500 if the engine gave up."""
+    pieces: list[list[Delta]] = [[] for _ in answer.choices]
+    try:
+        async for batch in answer.deltas():
+            for index, delta in batch:
+                pieces[index].append(delta)
+    except EngineStopped as error:
+        return failure(500, str(error))
+    reply = whole_answer(
+        answer.generation,
+        [join(deltas) for deltas in pieces],
+        answer.usage(),
+        answer.service.tokenizer,
+        model=answer.service.model_name,
+        created=answer.created,
+    )
+    return web.Response(body=encode(reply), content_type="application/json")
+
+
+async def stream(http: web.Request, answer: Answer) -> web.StreamResponse:
+    """The answer as server-sent events, one write per batch.
+
+    The headers wait for the first token, so a failure before it is a plain HTTP error. Later ones
+    become an error event, after which the connection closes without [DONE].
+    """
+    service = answer.service
+    encoder = ChunkEncoder(
+        answer.generation, service.tokenizer, model=service.model_name, created=answer.created
+    )
+    response = web.StreamResponse(headers=STREAM_HEADERS)
+    end = DONE
+    try:
+        async for batch in answer.deltas():
+            if not response.prepared:
+                await response.prepare(http)
+            if batch:
+                chunk = b"".join([encoder.delta(index, delta) for index, delta in batch])
+                async with asyncio.timeout(service.write_timeout):
+                    await response.write(chunk)
+        if answer.generation.include_usage:
+            end = encoder.usage(answer.usage()) + DONE
+    except EngineStopped as error:
+        if not response.prepared:
+            return failure(500, str(error))
+        end = error_event(detail(500, str(error)))
+        http.protocol.close()  # once this response has ended
+    except TimeoutError:
+        logger.warning("a client read nothing for %g s: dropped", service.write_timeout)
+        drop(http)
+        return response
+    except ConnectionError:
+        return response  # the client has left
+    await response.write_eof(end)
+    return response
+
+
+def drop(http: web.Request) -> None:
+    """Close the connection at once, whatever is still buffered."""
+    if http.transport is not None:
+        http.transport.abort()

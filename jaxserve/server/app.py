@@ -1,0 +1,138 @@
+"""The HTTP application: its routes, and the worker it keeps alive while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from importlib.metadata import PackageNotFoundError, version
+
+from aiohttp import web
+
+from checkpoints.model_config import ModelConfig
+from jaxserve.config import ServerConfig
+from jaxserve.server.answer import chat_completions, completions
+from jaxserve.server.client import WorkerClient
+from jaxserve.server.middleware import add_request_id, guard
+from jaxserve.server.replies import Model, ModelList, encode
+from jaxserve.server.service import SERVICE, ModelNotFound, Service
+from jaxserve.server.supervisor import Patience, Supervisor, WorkerCommand
+from jaxserve.server.text import BareIds, Tokenizer
+
+WRITE_TIMEOUT = 60.0
+"""Seconds a client may leave a full buffer unread."""
+SUPERVISION = web.AppKey("supervision", asyncio.Task[None])
+
+
+def make_app(
+    config: ServerConfig,
+    *,
+    model_name: str,
+    model: ModelConfig,
+    tokenizer: Tokenizer | None,
+    worker_argv: WorkerCommand,
+    patience: Patience | None = None,
+    write_timeout: float = WRITE_TIMEOUT,
+) -> web.Application:
+    """An application that serves one model with one worker process.
+
+    Args:
+        config: limits. Host, port and drain timeout are used by `run`.
+        model_name: the name clients use.
+        model: gives the end tokens and the context.
+        tokenizer: None for a model that has none: prompts are ids then, and so is the text.
+        worker_argv: command line of the worker; `--socket PATH` is appended.
+        patience: how long to wait for the worker; None takes the defaults.
+        write_timeout: seconds after which a client that stopped reading is dropped.
+    """
+    client = WorkerClient()
+    service = Service(
+        config=config,
+        model_name=model_name,
+        model=model,
+        tokenizer=tokenizer if tokenizer is not None else BareIds(),
+        client=client,
+        write_timeout=write_timeout,
+    )
+    supervisor = Supervisor(
+        client,
+        worker_argv,
+        patience or Patience(heartbeat_timeout=config.heartbeat_timeout),
+        on_progress=lambda progress: service.on_progress(progress),
+    )
+
+    async def keep_worker(app: web.Application) -> AsyncIterator[None]:
+        async def supervise() -> None:
+            service.gave_up = await supervisor.run()
+
+        app[SUPERVISION] = task = asyncio.create_task(supervise())
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        service.pool.shutdown(wait=False, cancel_futures=True)
+
+    app = web.Application(middlewares=[guard], client_max_size=config.max_body_bytes)
+    app[SERVICE] = service
+    app.on_response_prepare.append(add_request_id)
+    app.cleanup_ctx.append(keep_worker)
+    app.add_routes(
+        [
+            web.post("/v1/completions", completions),
+            web.post("/v1/chat/completions", chat_completions),
+            web.get("/v1/models", list_models),
+            web.get("/v1/models/{name:.+}", show_model),
+            web.get("/health", health),
+            web.get("/metrics", metrics),
+            web.get("/version", show_version),
+        ]
+    )
+    return app
+
+
+def json_response(reply: object, status: int = 200) -> web.Response:
+    return web.Response(body=encode(reply), status=status, content_type="application/json")
+
+
+async def list_models(http: web.Request) -> web.Response:
+    """GET /v1/models."""
+    return json_response(ModelList([served_model(http.app[SERVICE])]))
+
+
+async def show_model(http: web.Request) -> web.Response:
+    """GET /v1/models/NAME. Names may contain slashes."""
+    service = http.app[SERVICE]
+    name = http.match_info["name"]
+    if name != service.model_name:
+        raise ModelNotFound(f"the model {name[:80]!r} is not served here", param="model")
+    return json_response(served_model(service))
+
+
+def served_model(service: Service) -> Model:
+    """The one model there is. Before the worker is ready its context is the checkpoint's."""
+    ready = service.client.ready
+    max_context = service.model.max_context if ready is None else ready.max_context
+    return Model(service.model_name, service.created, max_context)
+
+
+async def health(http: web.Request) -> web.Response:
+    """GET /health: 200 while requests are welcome, else 503 and why not."""
+    reason = http.app[SERVICE].why_unavailable()
+    if reason is None:
+        return json_response({"status": "ok"})
+    return json_response({"status": "unavailable", "reason": reason}, status=503)
+
+
+async def metrics(http: web.Request) -> web.Response:
+    """GET /metrics, for Prometheus."""
+    body = http.app[SERVICE].client.metrics.text()
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+    return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+async def show_version(http: web.Request) -> web.Response:
+    """GET /version."""
+    try:
+        return json_response({"version": version("jaxserve")})
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        return json_response({"version": "unknown"})

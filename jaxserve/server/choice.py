@@ -1,0 +1,125 @@
+"""The text of one choice: tokens in, text out as soon as it is certain. Knows no HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxserve.errors import EngineStopped
+from jaxserve.request import FinishReason, TokenEvent
+from jaxserve.server.generation import Generation
+from jaxserve.server.text import Tokenizer
+from jaxserve.stop_strings import StopStrings
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token whose log-probabilities the client wants to see.
+
+    Attributes:
+        event: the token.
+        offset: characters of the choice's text before it.
+    """
+
+    event: TokenEvent
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What became certain about a choice since the last look.
+
+    Attributes:
+        text: to append.
+        scored: the tokens behind it, if log-probabilities were asked for.
+        finish_reason: set on the last delta.
+    """
+
+    text: str
+    scored: tuple[ScoredToken, ...]
+    finish_reason: FinishReason | None
+
+
+class Choice:
+    """One sequence of an answer.
+
+    Tokens whose text is held back, because a character is incomplete or a stop string may have
+    begun, are held back with it: no log-probability shows what the text does not.
+
+    Attributes:
+        num_tokens: generated so far, the one that ended the choice included.
+        finish_reason: None while it goes on.
+    """
+
+    def __init__(self, generation: Generation, index: int, tokenizer: Tokenizer) -> None:
+        prompt = generation.prompts[index // generation.choices_per_prompt]
+        skip = generation.skip_special_tokens
+        self._detokenizer = tokenizer.detokenizer(prompt.ids, skip_special_tokens=skip)
+        self._include_stop = generation.include_stop
+        self._stops: StopStrings | None = None
+        if generation.stop:
+            self._stops = StopStrings(generation.stop, include_stop=generation.include_stop)
+        self._scores = generation.top_logprobs is not None
+        self._text = ""
+        if generation.echo:
+            self._text = (
+                tokenizer.decode(prompt.ids, skip_special_tokens=skip)
+                if prompt.text is None
+                else prompt.text
+            )
+        self._offset = len(self._text)
+        self._scored: list[ScoredToken] = []
+        self._ended = False
+        self.num_tokens = 0
+        self.finish_reason: FinishReason | None = None
+
+    def push(self, event: TokenEvent) -> bool:
+        """Take the choice's next event.
+
+        Returns:
+            True if the text has ended while the engine would go on: tell it to stop.
+
+        Raises:
+            EngineStopped: the engine gave this sequence up.
+        """
+        if self.finish_reason is not None:
+            return False  # tokens that were on their way when a stop string matched
+        if event.token_id is None:
+            raise EngineStopped(event.message or "the engine gave this request up")
+        self.num_tokens += 1
+        if self._scores:
+            self._scored.append(ScoredToken(event, self._offset))
+        if event.finish_reason != "stop" or self._include_stop:
+            self._show(self._detokenizer.push(event.token_id))
+        if event.finish_reason is not None:
+            self._finish(event.finish_reason)
+        return self.finish_reason is not None and event.finish_reason is None
+
+    def take(self) -> Delta | None:
+        """What is new since the last call, or None if nothing is."""
+        ended = self.finish_reason is not None and not self._ended
+        if not self._text and not ended:
+            return None
+        delta = Delta(self._text, tuple(self._scored), self.finish_reason)
+        self._text = ""
+        self._scored.clear()
+        self._ended = ended
+        return delta
+
+    def _show(self, text: str) -> None:
+        self._offset += len(text)
+        if self._stops is None:
+            self._text += text
+            return
+        shown, matched = self._stops.push(text)
+        self._text += shown
+        if matched:
+            self.finish_reason = "stop"
+
+    def _finish(self, reason: FinishReason) -> None:
+        if self.finish_reason is not None:
+            return  # its last token completed a stop string
+        self._show(self._detokenizer.flush())
+        if self.finish_reason is None:
+            if self._stops is not None:
+                self._text += self._stops.flush()
+            self.finish_reason = reason

@@ -1,0 +1,70 @@
+"""What went wrong, as a status and a body in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from jaxserve.errors import RequestError
+from jaxserve.server.replies import ErrorDetail, ErrorReply, encode
+
+RETRY_AFTER = "1"
+"""Seconds. Long enough for some sequences to finish, or a worker to come back."""
+
+TYPES = {404: "not_found_error", 429: "rate_limit_error"}
+CODES = {
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "request_too_large",
+    429: "rate_limit_exceeded",
+    503: "service_unavailable",
+}
+
+
+def failure(
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> web.Response:
+    """An error response. `code` defaults to the usual one of the status."""
+    response = web.Response(
+        status=status,
+        body=encode(ErrorReply(detail(status, message, param=param, code=code))),
+        content_type="application/json",
+        headers=headers,
+    )
+    if status in (429, 503):
+        response.headers["Retry-After"] = RETRY_AFTER
+    return response
+
+
+def detail(
+    status: int, message: str, *, param: str | None = None, code: str | None = None
+) -> ErrorDetail:
+    """The inner part of the body, also sent when a stream breaks off."""
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return ErrorDetail(message, kind, param, code or CODES.get(status))
+
+
+def refused(error: RequestError) -> web.Response:
+    """400 for a request that can never be served."""
+    return failure(400, str(error), param=error.param)
+
+
+def http_failure(error: web.HTTPException, request: web.Request) -> web.Response:
+    """aiohttp's own refusals (no such path, wrong method, body too large) in the same shape."""
+    messages = {
+        404: f"there is nothing at {request.method} {request.path}",
+        405: f"{request.path} does not take {request.method}",
+        413: "the request body is larger than this server accepts",
+    }
+    allowed = error.headers.get("Allow")
+    return failure(
+        error.status,
+        messages.get(error.status, error.reason),
+        headers={"Allow": allowed} if allowed else None,
+    )

@@ -1,0 +1,276 @@
+"""From a request body to the requests of the engine, with every default resolved and every limit
+checked. One rule for lengths on both endpoints: prompt + max_tokens must fit the context.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from jaxserve.errors import RequestError
+from jaxserve.request import MAX_TOP_LOGPROBS, Request, SamplingParams
+from jaxserve.server.openai import ChatBody, CompletionBody, StreamOptions
+from jaxserve.server.prompts import Prompt, chat_prompt, check_vocabulary, completion_prompts
+from jaxserve.server.text import Tokenizer
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: logits divided by less would overflow."""
+DEFAULT_MAX_TOKENS = 16
+"""Of /v1/completions, as OpenAI has it. A chat may use all of the context."""
+MAX_N = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this server can serve.
+
+    Attributes:
+        vocab_size: token ids are in [0, vocab_size).
+        max_context: most tokens, prompt and output together, of one sequence.
+        max_sequences: most sequences one request may ask for.
+        eos_ids: tokens that end a generation.
+    """
+
+    vocab_size: int
+    max_context: int
+    max_sequences: int
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Everything one HTTP request asks for.
+
+    Attributes:
+        answer_id: the `id` of the answer.
+        prompts: what to continue.
+        requests: n for each prompt, prompt after prompt; position is the choice's index.
+        stop: strings that end a choice. include_stop: they are part of its text.
+        skip_special_tokens: special tokens have no text.
+        echo: the text of a choice starts with its prompt.
+        chat, stream, include_usage: the form of the answer.
+        user: who asks, in the client's words. For the log only.
+    """
+
+    answer_id: str
+    prompts: tuple[Prompt, ...]
+    requests: tuple[Request, ...]
+    stop: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
+    echo: bool
+    chat: bool
+    stream: bool
+    include_usage: bool
+    user: str | None
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return len(self.requests) // len(self.prompts)
+
+    @property
+    def top_logprobs(self) -> int | None:
+        return self.requests[0].sampling.top_logprobs
+
+
+def plan_completion(body: CompletionBody, tokenizer: Tokenizer, limits: Limits) -> Generation:
+    """Raises RequestError, naming the field, for anything that cannot be served."""
+    n = within("n", body.n, 1, MAX_N, default=1)
+    if body.best_of not in (None, n):
+        raise RequestError(
+            f"best_of is not supported (found {body.best_of}): leave it out or send n, {n}",
+            param="best_of",
+        )
+    top_logprobs = body.logprobs
+    if top_logprobs is not None:
+        within("logprobs", top_logprobs, 0, MAX_TOP_LOGPROBS, default=0)
+        if body.echo:
+            raise RequestError(
+                "logprobs of the prompt are not supported yet: send echo or logprobs, not both",
+                param="logprobs",
+            )
+    prompts = completion_prompts(body, tokenizer, limits.vocab_size)
+    return plan(
+        body,
+        prompts,
+        n,
+        limits,
+        max_tokens=body.max_tokens,
+        top_logprobs=top_logprobs,
+        prefix="cmpl-",
+    )
+
+
+def plan_chat(body: ChatBody, tokenizer: Tokenizer, limits: Limits) -> Generation:
+    """Raises RequestError, naming the field, for anything that cannot be served."""
+    n = within("n", body.n, 1, MAX_N, default=1)
+    top_logprobs = within("top_logprobs", body.top_logprobs, 0, MAX_TOP_LOGPROBS, default=0)
+    if top_logprobs and not body.logprobs:
+        raise RequestError(
+            f"top_logprobs is {top_logprobs} but logprobs is not true", param="top_logprobs"
+        )
+    max_tokens = body.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = body.max_tokens
+    elif body.max_tokens not in (None, max_tokens):
+        raise RequestError(
+            f"max_tokens is {body.max_tokens} and max_completion_tokens {max_tokens}: send one",
+            param="max_tokens",
+        )
+    prompts = (chat_prompt(body, tokenizer),)
+    return plan(
+        body,
+        prompts,
+        n,
+        limits,
+        max_tokens=max_tokens,
+        top_logprobs=top_logprobs if body.logprobs else None,
+        prefix="chatcmpl-",
+    )
+
+
+def plan(
+    body: CompletionBody | ChatBody,
+    prompts: tuple[Prompt, ...],
+    n: int,
+    limits: Limits,
+    *,
+    max_tokens: int | None,
+    top_logprobs: int | None,
+    prefix: str,
+) -> Generation:
+    """What both endpoints share. `max_tokens` is the client's, `top_logprobs` already checked."""
+    if len(prompts) * n > limits.max_sequences:
+        raise RequestError(
+            f"{len(prompts)} prompts times n = {n} are {len(prompts) * n} sequences; "
+            f"this server takes at most {limits.max_sequences} in one request",
+            param="n",
+        )
+    chat = isinstance(body, ChatBody)
+    answer_id = prefix + secrets.token_hex(12)
+    stop = stop_strings(body.stop)
+    sampling = sampling_params(body, limits, top_logprobs)
+    seeds = choice_seeds(body.seed, len(prompts), n)
+    requests: list[Request] = []
+    for prompt_index, prompt in enumerate(prompts):
+        length = output_length(len(prompt.ids), max_tokens, limits.max_context, chat=chat)
+        for seed in seeds[prompt_index * n : (prompt_index + 1) * n]:
+            params = replace(sampling, max_tokens=length, seed=seed)
+            requests.append(Request(f"{answer_id}-{len(requests)}", prompt.ids, params))
+    return Generation(
+        answer_id=answer_id,
+        prompts=prompts,
+        requests=tuple(requests),
+        stop=stop,
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        echo=isinstance(body, CompletionBody) and bool(body.echo),
+        chat=chat,
+        stream=bool(body.stream),
+        include_usage=wants_usage(body.stream_options, stream=bool(body.stream)),
+        user=body.user,
+    )
+
+
+def sampling_params(
+    body: CompletionBody | ChatBody, limits: Limits, top_logprobs: int | None
+) -> SamplingParams:
+    """The settings all choices share; max_tokens and seed are still to be filled in."""
+    temperature = within("temperature", body.temperature, 0.0, math.inf, default=1.0)
+    top_p = within("top_p", body.top_p, 0.0, 1.0, default=1.0)
+    if top_p == 0.0:
+        raise RequestError("top_p is 0: it must be above 0 and at most 1", param="top_p")
+    top_k = within("top_k", body.top_k, -1, 2**31 - 1, default=0)
+    stop_ids = body.stop_token_ids or []
+    check_vocabulary(stop_ids, "stop_token_ids", limits.vocab_size, param="stop_token_ids")
+    eos_ids = () if body.ignore_eos else limits.eos_ids
+    return SamplingParams(
+        max_tokens=1,
+        temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
+        top_k=max(top_k, 0),  # -1 is vLLM's spelling of "all"
+        top_p=top_p,
+        min_p=within("min_p", body.min_p, 0.0, 1.0, default=0.0),
+        stop_token_ids=tuple(dict.fromkeys([*eos_ids, *stop_ids])),
+        top_logprobs=top_logprobs,
+    )
+
+
+Number = TypeVar("Number", int, float)
+
+
+def within(
+    name: str, value: Number | None, low: Number, high: Number, *, default: Number
+) -> Number:
+    """The value, or the default for None. RequestError outside [low, high]."""
+    if value is None:
+        return default
+    if not low <= value <= high:
+        bound = f"between {low:g} and {high:g}" if high < 1e9 else f"at least {low:g}"
+        raise RequestError(f"{name} is {value}: it must be {bound}", param=name)
+    return value
+
+
+def output_length(num_prompt: int, max_tokens: int | None, max_context: int, *, chat: bool) -> int:
+    """Tokens to generate at most.
+
+    What the client asks for must fit together with the prompt; the default is cut to what fits.
+    """
+    if max_tokens is not None and max_tokens < 1:
+        raise RequestError(f"max_tokens is {max_tokens}: it must be at least 1", param="max_tokens")
+    room = max_context - num_prompt
+    if room < (max_tokens or 1):
+        raise RequestError(
+            f"this model's context holds {max_context} tokens; the prompt has {num_prompt} and "
+            f"{max_tokens or 'at least 1'} more were requested: shorten the prompt or lower "
+            "max_tokens",
+            param="max_tokens" if room > 0 else "messages" if chat else "prompt",
+        )
+    return max_tokens or (room if chat else min(DEFAULT_MAX_TOKENS, room))
+
+
+def choice_seeds(seed: int | None, num_prompts: int, n: int) -> list[int]:
+    """A u64 for every choice, prompt after prompt.
+
+    With a seed, choice i of a prompt draws the same tokens whatever else is in the list, and
+    choices differ. Without one everything is fresh.
+    """
+    if seed is None:
+        return [secrets.randbits(64) for _ in range(num_prompts * n)]
+    digests = [hashlib.sha256(f"{seed}:{choice}".encode()).digest() for choice in range(n)]
+    return [int.from_bytes(digest[:8], "big") for digest in digests] * num_prompts
+
+
+def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    """The stop strings, checked. RequestError for an empty one, a huge one, or too many."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOP_STRINGS:
+        raise RequestError(
+            f"stop has {len(stops)} strings, at most {MAX_STOP_STRINGS} are allowed", param="stop"
+        )
+    for string in stops:
+        if not 1 <= len(string) <= MAX_STOP_LENGTH:
+            raise RequestError(
+                f"stop has a string of {len(string)} characters, 1 to {MAX_STOP_LENGTH} are "
+                "allowed",
+                param="stop",
+            )
+    return stops
+
+
+def wants_usage(options: StreamOptions | None, *, stream: bool) -> bool:
+    """Whether the stream ends with a count of tokens. RequestError for options without a stream."""
+    if options is None:
+        return False
+    if not stream:
+        raise RequestError("stream_options needs stream to be true", param="stream_options")
+    for name in ("include_obfuscation", "continuous_usage_stats"):
+        if getattr(options, name):
+            raise RequestError(
+                f"stream_options.{name} is not supported: leave it out", param="stream_options"
+            )
+    return bool(options.include_usage)

@@ -1,0 +1,132 @@
+"""What /metrics shows: latencies as clients see them, and the worker's own numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from jaxserve.frames import Stats
+
+# Dense around the promise: half a second to the first token, 33 ms for each one after it.
+FIRST_TOKEN_BUCKETS = (
+    0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.85,
+    1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+NEXT_TOKEN_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.023, 0.026, 0.028, 0.03, 0.032, 0.033, 0.034,
+    0.036, 0.04, 0.045, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 5.0,
+)  # fmt: skip
+
+GAUGES = {
+    "running": "Sequences that hold pages.",
+    "waiting": "Sequences that wait for pages.",
+    "pages_total": "Pages of the cache that can be allocated.",
+    "pages_live": "Pages held by a sequence.",
+    "pages_cached": "Free pages whose content can be reused.",
+    "step_seconds": "Duration of the worker's last step.",
+}
+COUNTERS = {
+    "steps": "Steps since the worker became ready.",
+    "prompt_tokens": "Prompt tokens computed.",
+    "output_tokens": "Tokens generated.",
+    "preemptions": "Sequences preempted.",
+    "compilations": "Compilations after ready. Stays 0.",
+}
+
+
+class Timeline:
+    """When things happened to one sequence, in seconds of `perf_counter`.
+
+    Attributes:
+        arrived: its HTTP request came in.
+        first, last: its first and newest tokens came from the worker.
+        num_tokens: so far.
+    """
+
+    __slots__ = ("arrived", "first", "last", "num_tokens")
+
+    def __init__(self, arrived: float) -> None:
+        self.arrived = arrived
+        self.first = self.last = 0.0
+        self.num_tokens = 0
+
+
+class Metrics:
+    """The numbers of one server, in a registry of their own.
+
+    Attributes:
+        worker: the worker's newest Stats; replaced whenever one comes.
+        requests: finished HTTP requests by endpoint and outcome.
+    """
+
+    def __init__(self, *, open_sequences: Callable[[], int]) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        self.worker = Stats()
+        self._registry = registry
+        self._first_token = Histogram(
+            "jaxserve_time_to_first_token_seconds",
+            "From the arrival of a request to the first token of each of its sequences.",
+            registry=registry,
+            buckets=FIRST_TOKEN_BUCKETS,
+        )
+        self._per_token = Histogram(
+            "jaxserve_time_per_output_token_seconds",
+            "Mean time per token after the first, one value per finished sequence.",
+            registry=registry,
+            buckets=NEXT_TOKEN_BUCKETS,
+        )
+        self._between_tokens = Histogram(
+            "jaxserve_inter_token_seconds",
+            "Time between neighbouring tokens of a sequence.",
+            registry=registry,
+            buckets=NEXT_TOKEN_BUCKETS,
+        )
+        self._queue = Histogram(
+            "jaxserve_server_queue_seconds",
+            "From the arrival of a request until its sequences were handed to the worker.",
+            registry=registry,
+            buckets=FIRST_TOKEN_BUCKETS,
+        )
+        self.requests = Counter(
+            "jaxserve_requests",
+            "Finished HTTP requests.",
+            ("endpoint", "outcome"),
+            registry=registry,
+        )
+        open_gauge = Gauge(
+            "jaxserve_open_sequences", "Sequences accepted and unfinished.", registry=registry
+        )
+        open_gauge.set_function(open_sequences)
+        registry.register(self)  # for what `collect` yields
+
+    def collect(self) -> Iterator[Metric]:
+        """The worker's numbers, as prometheus-client wants them."""
+        for name, text in GAUGES.items():
+            yield GaugeMetricFamily(f"jaxserve_{name}", text, value=getattr(self.worker, name))
+        for name, text in COUNTERS.items():
+            yield CounterMetricFamily(f"jaxserve_{name}", text, value=getattr(self.worker, name))
+
+    def submitted(self, arrived: float, now: float) -> None:
+        self._queue.observe(now - arrived)
+
+    def token(self, timeline: Timeline, now: float) -> None:
+        """A sequence got a token."""
+        if timeline.num_tokens == 0:
+            timeline.first = now
+            self._first_token.observe(now - timeline.arrived)
+        else:
+            self._between_tokens.observe(now - timeline.last)
+        timeline.last = now
+        timeline.num_tokens += 1
+
+    def finished(self, timeline: Timeline) -> None:
+        """A sequence got its last token."""
+        if timeline.num_tokens > 1:
+            elapsed = timeline.last - timeline.first
+            self._per_token.observe(elapsed / (timeline.num_tokens - 1))
+
+    def text(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self._registry)

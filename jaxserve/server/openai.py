@@ -1,0 +1,168 @@
+"""Request bodies of the OpenAI API, and how bytes become one. Strict: nothing is ignored silently.
+
+Knows the shape of a request only; what the numbers may be is `generation.py`'s business.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from jaxserve.errors import RequestError
+from jaxserve.server.neutral import drop_neutral
+
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""Whole numbers that fit in 64 bits. JSON itself has no limit."""
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a stream differs from the default one.
+
+    Attributes:
+        include_usage: end with a chunk that counts the tokens.
+        include_obfuscation, continuous_usage_stats: not supported, may be false.
+    """
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class ContentPart(msgspec.Struct, frozen=True):
+    """One part of a message. Only parts of type "text" are supported."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn of a conversation. The fields after `name` are not supported and must be empty."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    annotations: list[msgspec.Raw] | None = None
+    audio: dict[str, msgspec.Raw] | None = None
+    function_call: dict[str, msgspec.Raw] | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+    tool_call_id: str | None = None
+
+
+class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of POST /v1/completions. None stands for absent everywhere."""
+
+    prompt: str | list[str | int | list[int]] | None = None
+    model: str | None = None
+    max_tokens: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    seed: Int | None = None
+    stop: str | list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    n: Int | None = None
+    best_of: Int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: Int | None = None
+    echo: bool | None = None
+    skip_special_tokens: bool | None = None
+    user: str | None = None
+
+
+class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of POST /v1/chat/completions. None stands for absent everywhere."""
+
+    messages: list[Message] | None = None
+    model: str | None = None
+    max_tokens: Int | None = None
+    max_completion_tokens: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    seed: Int | None = None
+    stop: str | list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    n: Int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+    skip_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    user: str | None = None
+
+
+Body = TypeVar("Body", CompletionBody, ChatBody)
+
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+
+
+def decode_body(body: bytes, kind: type[Body]) -> Body:
+    """Read a request body.
+
+    Args:
+        body: JSON as it came from the client.
+        kind: CompletionBody or ChatBody.
+
+    Raises:
+        RequestError: not JSON, a field of the wrong type, twice, unknown, or known but not
+            supported with a value other than a neutral one. `param` names the field.
+    """
+    if not body.strip():
+        raise RequestError("the request body is empty: send a JSON object")
+    try:
+        fields = drop_neutral(_decode_fields(body), kind.__struct_fields__)
+        refuse_unknown(fields, kind)
+        decoded = msgspec.json.decode(msgspec.json.encode(fields), type=kind)
+        json.loads(body, object_pairs_hook=refuse_duplicates)
+    except RecursionError:
+        raise RequestError("the request body is nested too deeply") from None
+    except msgspec.ValidationError as error:
+        raise wrong_type(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the request body is not valid JSON: {error}") from None
+    return decoded
+
+
+def refuse_unknown(fields: dict[str, msgspec.Raw], kind: type[Body]) -> None:
+    """RequestError for a field that neither the endpoint nor the table of known fields has."""
+    unknown = sorted(fields.keys() - set(kind.__struct_fields__))
+    if unknown:
+        known = ", ".join(kind.__struct_fields__)
+        raise RequestError(
+            f"unknown field {unknown[0]!r}; this endpoint takes {known}", param=unknown[0]
+        )
+
+
+def refuse_duplicates(pairs: list[tuple[str, object]]) -> None:
+    """RequestError for an object with a name twice: which value was meant is anyone's guess."""
+    seen = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise RequestError(f"field {name!r} appears twice in one object", param=name)
+        seen.add(name)
+
+
+def wrong_type(error: msgspec.ValidationError) -> RequestError:
+    """The same complaint with the path as `param`, for a person to read."""
+    message = str(error)
+    match = _PATH.search(message)
+    if match is None or not match["path"]:
+        return RequestError(f"the request body does not fit: {message}")
+    what = message[: match.start()].replace("`", "")
+    field = match["path"]
+    return RequestError(f"{field}: {what[0].lower()}{what[1:]}", param=re.split(r"[.\[]", field)[0])

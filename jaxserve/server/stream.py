@@ -1,0 +1,89 @@
+"""An answer as server-sent events. Most of a chunk never changes, so it is encoded once."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jaxserve.server.choice import Delta
+from jaxserve.server.generation import Generation
+from jaxserve.server.logprobs import chat_logprobs, completion_logprobs
+from jaxserve.server.replies import (
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    Completion,
+    CompletionChoice,
+    ErrorDetail,
+    ErrorReply,
+    Usage,
+    encode,
+)
+from jaxserve.server.text import Tokenizer
+
+DONE = b"data: [DONE]\n\n"
+NOTHING = Delta("", (), None)
+PLACE = "\x00text\x00"
+"""Where a chunk's text goes: no model's name and no id contains this."""
+
+
+def event(reply: object) -> bytes:
+    """One server-sent event."""
+    return b"data: %b\n\n" % encode(reply)
+
+
+def error_event(detail: ErrorDetail) -> bytes:
+    """How a stream says that it breaks off. No [DONE] follows."""
+    return event(ErrorReply(detail))
+
+
+class ChunkEncoder:
+    """Writes the chunks of one answer."""
+
+    def __init__(
+        self, generation: Generation, tokenizer: Tokenizer, *, model: str, created: int
+    ) -> None:
+        self._generation = generation
+        self._tokenizer = tokenizer
+        self._model = model
+        self._created = created
+        self._usage = None if generation.include_usage else msgspec.UNSET
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """The event for a choice's next piece; for its first one of a chat, two."""
+        role = b""
+        if index not in self._around:
+            head, _, tail = self._full(index, Delta(PLACE, (), None)).partition(encode(PLACE))
+            self._around[index] = head, tail
+            if self._generation.chat:
+                role = self._chat_chunk(index, ChatDelta("assistant", ""), NOTHING)
+        if delta.scored or delta.finish_reason is not None:
+            return role + self._full(index, delta)
+        head, tail = self._around[index]
+        return b"%b%b%b%b" % (role, head, encode(delta.text), tail)
+
+    def usage(self, usage: Usage) -> bytes:
+        """The last chunk, with no choices, for clients that asked for it."""
+        kind = ChatChunk if self._generation.chat else Completion
+        return event(kind(self._generation.answer_id, self._created, self._model, [], usage))
+
+    def _full(self, index: int, delta: Delta) -> bytes:
+        if self._generation.chat:
+            content = ChatDelta(content=delta.text) if delta.text else ChatDelta()
+            return self._chat_chunk(index, content, delta)
+        top = self._generation.top_logprobs
+        scores = None
+        if top is not None:
+            scores = completion_logprobs(delta.scored, self._tokenizer, top)
+        choice = CompletionChoice(index, delta.text, scores, delta.finish_reason)
+        answer_id = self._generation.answer_id
+        return event(Completion(answer_id, self._created, self._model, [choice], self._usage))
+
+    def _chat_chunk(self, index: int, content: ChatDelta, delta: Delta) -> bytes:
+        top = self._generation.top_logprobs
+        scores = None
+        if top is not None and delta.scored:
+            scores = chat_logprobs(delta.scored, self._tokenizer, top)
+        choice = ChatChunkChoice(index, content, scores, delta.finish_reason)
+        answer_id = self._generation.answer_id
+        return event(ChatChunk(answer_id, self._created, self._model, [choice], self._usage))

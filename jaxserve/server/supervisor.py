@@ -1,0 +1,177 @@
+"""Keeps a worker process alive: starts it, watches its heartbeat, replaces it when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import tempfile
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxserve.frames import Progress
+from jaxserve.server.client import WorkerClient
+
+WorkerCommand = list[str]
+Connected = asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+
+logger = logging.getLogger("jaxserve.server")
+
+READ_BUFFER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the supervisor waits, in seconds unless said otherwise.
+
+    Attributes:
+        heartbeat_timeout: silence after which a ready worker counts as hanging and is killed.
+        start_timeout: the same before it is ready; loading and compiling may take long.
+        first_delay: before the first restart. It doubles with each one, up to `longest_delay`.
+        stable_after: a worker that served this long restarts without delay's memory.
+        max_failures: starts in a row that may fail before the supervisor gives up (a count).
+        stop_timeout: from the request to exit to the kill.
+    """
+
+    heartbeat_timeout: float
+    start_timeout: float = 900.0
+    first_delay: float = 0.5
+    longest_delay: float = 30.0
+    stable_after: float = 60.0
+    max_failures: int = 5
+    stop_timeout: float = 5.0
+
+
+class Supervisor:
+    """Owns the worker process."""
+
+    def __init__(
+        self,
+        client: WorkerClient,
+        command: WorkerCommand,
+        patience: Patience,
+        *,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._client = client
+        self._command = command
+        self._patience = patience
+        self._on_progress = on_progress
+
+    async def run(self) -> str:
+        """Start workers, one after the other, until cancelled or until it is hopeless.
+
+        Returns:
+            Why no further start will be tried.
+        """
+        loop = asyncio.get_running_loop()
+        failures, delay = 0, self._patience.first_delay
+        while True:
+            started = loop.time()
+            was_ready, reason = await self._run_one()
+            failures = 0 if was_ready else failures + 1
+            if was_ready and loop.time() - started > self._patience.stable_after:
+                delay = self._patience.first_delay
+            if failures >= self._patience.max_failures:
+                hopeless = f"the worker failed to start {failures} times: {reason}"
+                logger.error("%s", hopeless)
+                return hopeless
+            logger.warning("worker ended (%s); starting another in %.1f s", reason, delay)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, self._patience.longest_delay)
+
+    async def _run_one(self) -> tuple[bool, str]:
+        """One worker's life: whether it became ready, and why it ended."""
+        connected: Connected = asyncio.get_running_loop().create_future()
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if connected.done():
+                writer.close()
+            else:
+                connected.set_result((reader, writer))
+
+        with tempfile.TemporaryDirectory(prefix="jaxserve-") as folder:  # only we may enter it
+            path = str(Path(folder) / "worker.sock")
+            listener = await asyncio.start_unix_server(accept, path, limit=READ_BUFFER_BYTES)
+            try:
+                return await self._spawn(path, connected)
+            finally:
+                listener.close()
+                if connected.done() and not connected.cancelled():
+                    connected.result()[1].close()
+
+    async def _spawn(self, path: str, connected: Connected) -> tuple[bool, str]:
+        try:
+            # A session of its own: Ctrl-C is for the server, which lets running requests finish.
+            process = await asyncio.create_subprocess_exec(
+                *self._command, "--socket", path, start_new_session=True
+            )
+        except OSError as error:
+            return False, f"{self._command[0]} cannot be started: {error}"
+        exited = asyncio.create_task(process.wait())
+        try:
+            first: set[asyncio.Future[Any]] = {connected, exited}
+            timeout = self._patience.start_timeout
+            await asyncio.wait(first, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if connected.done():
+                was_ready, reason = await self._converse(*connected.result())
+                if reason is not None:
+                    process.kill()  # it hangs: asking would take for ever
+                    return was_ready, reason
+            else:
+                was_ready = False
+            await asyncio.wait({exited}, timeout=self._patience.stop_timeout)
+            return was_ready, self._client.failed or describe_exit(process.returncode)
+        finally:
+            await self._end(process, exited)
+
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[bool, str | None]:
+        """Whether the worker became ready, and why it must be killed, if it must."""
+        loop = asyncio.get_running_loop()
+        client, patience = self._client, self._patience
+        client.last_heard = loop.time()
+        conversation = asyncio.create_task(client.converse(reader, writer, self._on_progress))
+        late_before = False
+        try:
+            while True:
+                ready = client.ready is not None
+                limit = patience.heartbeat_timeout if ready else patience.start_timeout
+                done, _ = await asyncio.wait({conversation}, timeout=limit / 8)
+                if done:
+                    return conversation.result(), None
+                # Twice in a row: if it was this process that stood still, frames are waiting
+                # to be read and the second look finds them read.
+                late = loop.time() - client.last_heard > limit
+                if late and late_before:
+                    client.failed = f"the worker gave no sign of life for {limit:g} s"
+                    return ready, client.failed
+                late_before = late
+        finally:
+            conversation.cancel()
+            await asyncio.wait({conversation})
+
+    async def _end(self, process: Process, exited: asyncio.Task[int]) -> None:
+        """Make sure the process is gone: it is asked first."""
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await asyncio.wait({exited}, timeout=self._patience.stop_timeout)
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        await exited
+
+
+def describe_exit(code: int | None) -> str:
+    """Why a worker that said nothing ended."""
+    if code is None:
+        return "the worker closed its socket"
+    if code < 0:
+        return f"the worker was ended by {signal.Signals(-code).name}"
+    return f"the worker exited with code {code}"

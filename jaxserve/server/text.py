@@ -1,0 +1,75 @@
+"""What the server needs of a tokenizer, and what it does for a model that has none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from jaxserve.errors import RequestError
+
+
+class Detokenizer(Protocol):
+    """Turns one sequence's ids into text as they come."""
+
+    def push(self, token_id: int) -> str:
+        """The text that is certain now. Empty while a character is incomplete."""
+
+    def flush(self) -> str:
+        """What is left when no more ids come."""
+
+
+class Tokenizer(Protocol):
+    """The methods of `jaxserve.tokenizer.Tokenizer` that the server calls."""
+
+    def encode_prompt(self, text: str) -> list[int]: ...
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        template_arguments: Mapping[str, object] = ...,
+    ) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def detokenizer(
+        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> Detokenizer: ...
+
+
+class BareIds:
+    """Stands in for the tokenizer of a model without one: text is the ids, a space after each."""
+
+    def encode_prompt(self, text: str) -> list[int]:
+        raise RequestError("this model has no tokenizer: send the prompt as token ids")
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        template_arguments: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        raise RequestError("this model has no tokenizer: use /v1/completions with token ids")
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(f"{token_id} " for token_id in ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return f"{token_id} ".encode()
+
+    def detokenizer(
+        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> Detokenizer:
+        return _BareIdText()
+
+
+class _BareIdText:
+    def push(self, token_id: int) -> str:
+        return f"{token_id} "
+
+    def flush(self) -> str:
+        return ""

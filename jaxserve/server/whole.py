@@ -1,0 +1,71 @@
+"""An answer in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxserve.server.choice import Delta
+from jaxserve.server.generation import Generation
+from jaxserve.server.logprobs import chat_logprobs, completion_logprobs
+from jaxserve.server.replies import (
+    ChatChoice,
+    ChatCompletion,
+    ChatMessage,
+    Completion,
+    CompletionChoice,
+    Usage,
+)
+from jaxserve.server.text import Tokenizer
+
+
+def join(deltas: Sequence[Delta]) -> Delta:
+    """All of a choice's pieces as one."""
+    return Delta(
+        text="".join(delta.text for delta in deltas),
+        scored=tuple(token for delta in deltas for token in delta.scored),
+        finish_reason=deltas[-1].finish_reason,
+    )
+
+
+def whole_answer(
+    generation: Generation,
+    choices: Sequence[Delta],
+    usage: Usage,
+    tokenizer: Tokenizer,
+    *,
+    model: str,
+    created: int,
+) -> Completion | ChatCompletion:
+    """The body of a response that is not streamed. `choices` is in order of index."""
+    top = generation.top_logprobs
+    if generation.chat:
+        return ChatCompletion(
+            generation.answer_id,
+            created,
+            model,
+            [
+                ChatChoice(
+                    index,
+                    ChatMessage(choice.text),
+                    None if top is None else chat_logprobs(choice.scored, tokenizer, top),
+                    choice.finish_reason,
+                )
+                for index, choice in enumerate(choices)
+            ],
+            usage,
+        )
+    return Completion(
+        generation.answer_id,
+        created,
+        model,
+        [
+            CompletionChoice(
+                index,
+                choice.text,
+                None if top is None else completion_logprobs(choice.scored, tokenizer, top),
+                choice.finish_reason,
+            )
+            for index, choice in enumerate(choices)
+        ],
+        usage,
+    )
