@@ -9,13 +9,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, ReaderTensor
+from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from checkpoints.checkpoint import PublishedCheckpoint
 from checkpoints.errors import CheckpointError
 from checkpoints.families import GGUF_NAMES
 from checkpoints.gguf_config import read_gguf_config
+from checkpoints.gguf_format import GgufTensor, read_gguf
 from checkpoints.gguf_metadata import Metadata
 from checkpoints.gguf_tokenizer import read_gguf_tokenizer
 from checkpoints.tensor_files import Array
@@ -33,7 +34,7 @@ class GgufTensors:
     """The tensors of one GGUF file, mapped."""
 
     file: Path
-    tensors: dict[str, ReaderTensor]
+    tensors: dict[str, GgufTensor]
 
     def names(self) -> Collection[str]:
         return self.tensors.keys()
@@ -42,26 +43,25 @@ class GgufTensors:
         return str(self.file)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        # GGUF counts from the fastest axis.
-        return tuple(int(size) for size in reversed(self.tensors[name].shape))
+        return self.tensors[name].shape
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        return _PLAIN_DTYPES.get(self.tensors[name].tensor_type, np.dtype(np.float32))
+        return _PLAIN_DTYPES.get(self.tensors[name].kind, np.dtype(np.float32))
 
     def rows(self, name: str, start: int, stop: int) -> Array:
         tensor = self.tensors[name]
         stored: Array = tensor.data[start:stop]
-        plain = _PLAIN_DTYPES.get(tensor.tensor_type)
+        plain = _PLAIN_DTYPES.get(tensor.kind)
         if plain is not None:
             return stored.view(plain)
         try:
-            dequantised: Array = dequantize(stored, tensor.tensor_type)
+            dequantised: Array = dequantize(stored, tensor.kind)
         except NotImplementedError as error:
             raise CheckpointError(
                 f"tensor {name} has a quantisation that cannot be read",
                 file=self.file,
                 expected="one that the gguf package dequantises",
-                found=tensor.tensor_type.name,
+                found=tensor.kind.name,
                 remedy="Update the gguf package, or use another quantisation of this model.",
             ) from error
         return dequantised
@@ -73,9 +73,8 @@ def open_gguf(file: Path) -> PublishedCheckpoint:
     Raises:
         CheckpointError: the file is damaged, or holds a model or tokenizer that cannot be run.
     """
-    reader = _read(file)
-    metadata = Metadata(file, {key: field for key, field in reader.fields.items()})
-    tensors = GgufTensors(file, {tensor.name: tensor for tensor in reader.tensors})
+    values, stored = read_gguf(file)
+    metadata, tensors = Metadata(file, values), GgufTensors(file, stored)
     if metadata.number("split.count", 1) > 1:
         raise CheckpointError(
             "one part of a split model",
@@ -92,15 +91,3 @@ def open_gguf(file: Path) -> PublishedCheckpoint:
         names=GGUF_NAMES[config.family],
         open_files=lambda: tensors,
     )
-
-
-def _read(file: Path) -> GGUFReader:
-    try:
-        return GGUFReader(file)
-    except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
-        raise CheckpointError(
-            f"not a complete GGUF file ({error})",
-            file=file,
-            found=f"{file.stat().st_size} bytes",
-            remedy="Download it again.",
-        ) from error

@@ -1,16 +1,13 @@
-"""The key-value part of a GGUF file, with types checked on the way out."""
+"""What a GGUF file says about its model, with types checked on the way out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from checkpoints.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from gguf import ReaderField
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +16,18 @@ class Metadata:
 
     Attributes:
         file: for messages.
-        fields: key -> undecoded value.
+        values: key -> value; arrays are lists.
     """
 
     file: Path
-    fields: Mapping[str, ReaderField]
+    values: Mapping[str, Any]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The decoded value; arrays are lists."""
-        field = self.fields.get(key)
-        return default if field is None else field.contents()
+        """The value, or `default` if the key is absent."""
+        return self.values.get(key, default)
 
     def require(self, key: str) -> Any:
-        """The decoded value; CheckpointError if the key is absent."""
+        """The value; CheckpointError if the key is absent."""
         value = self.get(key)
         if value is None:
             raise CheckpointError(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -96,7 +94,8 @@ def _plan(source: str, store: Store, progress: ProgressFn, run: RunCommand) -> _
 
 
 def _make_model(job: _Job, store: Store, progress: ProgressFn) -> None:
-    partial = Path(tempfile.mkdtemp(prefix=_partial_prefix(job.name), dir=store.models))
+    partial = _partial_folder(job.name, store)
+    partial.mkdir()
     try:
         convert(job.open_source(), partial, job.name, job.origin, job.entry, progress)
         partial.rename(store.model_folder(job.name))
@@ -106,15 +105,16 @@ def _make_model(job: _Job, store: Store, progress: ProgressFn) -> None:
         shutil.rmtree(store.downloads / job.name, ignore_errors=True)
 
 
-def _partial_prefix(name: str) -> str:
-    return f".{name}.partial-"
+def _partial_folder(name: str, store: Store) -> Path:
+    """On the store's own disk, so that a rename is all it takes to finish."""
+    return store.models / f".{name}.partial"
 
 
 def _remove_leftovers(name: str, store: Store) -> None:
     """Remove what pulls of this model left that did not end. Only for the holder of the lock."""
-    for partial in store.models.glob(f"{glob.escape(_partial_prefix(name))}*"):
-        shutil.rmtree(partial)
-    shutil.rmtree(store.downloads / name, ignore_errors=True)
+    for leftover in (_partial_folder(name, store), store.downloads / name):
+        if leftover.exists():
+            shutil.rmtree(leftover)
     if store.model_folder(name).exists():
         raise CheckpointError(
             "something that is not a model is in its place",
