@@ -50,10 +50,11 @@ class GgufTensors:
 
     def rows(self, name: str, start: int, stop: int) -> Array:
         tensor = self.tensors[name]
-        stored: Array = tensor.data[start:stop]
         plain = _PLAIN_DTYPES.get(tensor.kind)
         if plain is not None:
-            return stored.view(plain)
+            return tensor.data.view(plain)[start:stop]
+        # A vector is a single row of blocks, which do not end where its entries do.
+        stored = tensor.data[start:stop] if len(tensor.shape) > 1 else tensor.data
         try:
             dequantised: Array = dequantize(stored, tensor.kind)
         except NotImplementedError as error:
@@ -64,7 +65,7 @@ class GgufTensors:
                 found=tensor.kind.name,
                 remedy="Update the gguf package, or use another quantisation of this model.",
             ) from error
-        return dequantised
+        return dequantised if len(tensor.shape) > 1 else dequantised[start:stop]
 
 
 def open_gguf(file: Path) -> PublishedCheckpoint:
