@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as HubTokenizer
 
-from checkpoints import Store, open_checkpoint
 from jaxserve.errors import RequestError
 from jaxserve.tokenizer import Tokenizer
 
@@ -27,14 +26,18 @@ class Golden:
     data: dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=["smollm2-135m-instruct", "gemma-3-270m"])
-def golden(request: pytest.FixtureRequest, store: Store) -> Golden:
-    folder = request.getfixturevalue(request.param.split("-")[0])
-    checkpoint = open_checkpoint(str(folder), store)
+@pytest.fixture(
+    scope="module",
+    params=[("smollm2", "smollm2-135m-instruct"), ("gemma3_270m", "gemma-3-270m")],
+    ids=["smollm2", "gemma3_270m"],
+)
+def golden(request: pytest.FixtureRequest) -> Golden:
+    fixture, name = request.param
+    checkpoint = request.getfixturevalue(fixture)
     return Golden(
         Tokenizer(checkpoint.tokenizer, vocab_size=checkpoint.config.vocab_size),
         HubTokenizer.from_str(checkpoint.tokenizer.tokenizer_json),
-        json.loads((FIXTURES / f"{request.param}.golden.json").read_text(encoding="utf-8")),
+        json.loads((FIXTURES / f"{name}.golden.json").read_text(encoding="utf-8")),
     )
 
 
