@@ -137,14 +137,15 @@ class Supervisor:
         client, patience = self._client, self._patience
         client.last_heard = loop.time()
         conversation = asyncio.create_task(client.converse(reader, writer, self._on_progress))
+        interval = patience.heartbeat_timeout / 8
         late_before = False
         try:
             while True:
-                ready = client.ready is not None
-                limit = patience.heartbeat_timeout if ready else patience.start_timeout
-                done, _ = await asyncio.wait({conversation}, timeout=limit / 8)
+                done, _ = await asyncio.wait({conversation}, timeout=interval)
                 if done:
                     return conversation.result(), None
+                ready = client.ready is not None
+                limit = patience.heartbeat_timeout if ready else patience.start_timeout
                 # Twice in a row: if it was this process that stood still, frames are waiting
                 # to be read and the second look finds them read.
                 late = loop.time() - client.last_heard > limit

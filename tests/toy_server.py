@@ -1,0 +1,287 @@
+"""The real HTTP server around the toy worker, in a thread, and small clients for it."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import http.client
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from toy_worker import EOS, VOCAB_SIZE
+
+from checkpoints.model_config import LayerConfig, ModelConfig, Rope
+from jaxserve.config import ServerConfig
+from jaxserve.errors import RequestError
+from jaxserve.frames import Progress
+from jaxserve.server.app import make_app
+from jaxserve.server.run import Stop, serve
+from jaxserve.server.service import SERVICE, Service
+from jaxserve.server.supervisor import Patience
+
+MODEL_NAME = "toy/echo"
+MAX_CONTEXT = 64
+TIMEOUT = 10.0
+WORKER = [sys.executable, str(Path(__file__).parent / "toy_worker.py")]
+
+PIECES = {257: b"LM", 258: b"OP", 259: b" tea", 260: b"  ", 261: b"\xf0\x9f", 262: b"MNO"}
+
+MODEL = ModelConfig(
+    family="llama",
+    vocab_size=VOCAB_SIZE,
+    width=8,
+    mlp_width=8,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=8,
+    layers=(LayerConfig(None, Rope()),),
+    norm_eps=1e-5,
+    activation="silu",
+    tied_head=True,
+    qkv_bias=False,
+    qk_norm=False,
+    sandwich_norm=False,
+    embed_scale=1.0,
+    attention_scale=1.0,
+    final_softcap=None,
+    max_context=MAX_CONTEXT,
+    bos_id=None,
+    eos_ids=(EOS,),
+)
+
+
+class ToyTokenizer:
+    """Bytes 0 to 255, EOS, and a few pieces. Text is encoded byte by byte."""
+
+    def encode_prompt(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        template_arguments: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        if [m["role"] for m in messages].count("system") > 1:
+            raise RequestError("only one system message, please", param="messages")
+        text = "".join(message["content"] for message in messages)
+        return list(text.encode()) + [ord(">")] * add_generation_prompt
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id < 256:
+            return bytes([token_id])
+        return PIECES.get(token_id, b"<eos>" if token_id == EOS else b"")
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        text = self.detokenizer((), skip_special_tokens=skip_special_tokens)
+        return "".join(map(text.push, ids)) + text.flush()
+
+    def detokenizer(
+        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> ToyDetokenizer:
+        return ToyDetokenizer(self, skip_special_tokens)
+
+
+class ToyDetokenizer:
+    def __init__(self, tokenizer: ToyTokenizer, skip_special_tokens: bool) -> None:
+        self.tokenizer, self.skip = tokenizer, skip_special_tokens
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        if token_id == EOS and self.skip:
+            return ""
+        return self.decoder.decode(self.tokenizer.token_bytes(token_id))
+
+    def flush(self) -> str:
+        return self.decoder.decode(b"", final=True)
+
+
+@dataclass
+class Server:
+    """A running server, as seen from another thread."""
+
+    port: int = 0
+    service: Service = field(init=False, repr=False)
+    stop: Callable[[], object] = field(init=False, repr=False)
+    exit_code: list[int] = field(default_factory=list)
+    greetings: list[str] = field(default_factory=list)
+    progress: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
+        try:
+            connection.request(method, path, body=body, headers=dict(headers or {}))
+            response = connection.getresponse()
+            return Reply(response.status, dict(response.getheaders()), response.read())
+        finally:
+            connection.close()
+
+    def post(self, path: str, body: bytes | dict[str, Any], **headers: str) -> Reply:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.request("POST", path, raw, {"Content-Type": "application/json"} | headers)
+
+    def complete(self, prompt: object, **fields: Any) -> Reply:
+        """A completion that is greedy unless told otherwise."""
+        body = {"prompt": prompt, "temperature": 0, "max_tokens": 20} | fields
+        return self.post("/v1/completions", body)
+
+    def chat(self, text: str, **fields: Any) -> Reply:
+        messages = [{"role": "user", "content": text}]
+        return self.post("/v1/chat/completions", {"messages": messages, "temperature": 0} | fields)
+
+    def metric(self, name: str) -> float:
+        """One number of /metrics; `name` includes the labels."""
+        for line in self.request("GET", "/metrics").body.decode().splitlines():
+            if line.startswith(name + " "):
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(f"/metrics has no {name}")
+
+    def becomes(self, condition: Callable[[], bool]) -> bool:
+        """Whether it is true now or within the time limit."""
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            if condition():
+                return True
+            time.sleep(0.01)
+        return False
+
+    def is_idle(self) -> bool:
+        """Nothing is left of any request, here and in the worker."""
+        client = self.service.client
+        stats = client.metrics.worker
+        return not (client.num_open or self.service.active or stats.running or stats.waiting)
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return strict_json(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error = self.json["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        return error
+
+    @property
+    def events(self) -> list[Any]:
+        """The events of a stream that ended properly, without the [DONE]."""
+        *events, done = sse_lines(self.body)
+        assert done == "[DONE]"
+        return [strict_json(event.encode()) for event in events]
+
+    def text(self, index: int = 0) -> str:
+        return "".join(choice_text(c) for c in self.choices(index))
+
+    def finish_reason(self, index: int = 0) -> str:
+        reasons = [c["finish_reason"] for c in self.choices(index)]
+        assert all(reason is None for reason in reasons[:-1])
+        return reasons[-1]
+
+    def choices(self, index: int) -> list[dict[str, Any]]:
+        """Everything said about one choice, whether it was streamed or not."""
+        streamed = self.headers["Content-Type"].startswith("text/event-stream")
+        replies = self.events if streamed else [self.json]
+        return [c for reply in replies for c in reply["choices"] if c["index"] == index]
+
+
+def choice_text(choice: dict[str, Any]) -> str:
+    if "text" in choice:
+        return choice["text"]
+    return choice.get("message", choice.get("delta", {})).get("content") or ""
+
+
+def sse_lines(body: bytes) -> list[str]:
+    blocks = body.decode("utf-8").split("\n\n")
+    assert blocks.pop() == ""
+    assert all(block.startswith("data: ") for block in blocks)
+    return [block.removeprefix("data: ") for block in blocks]
+
+
+def strict_json(body: bytes) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(body, parse_constant=refuse)
+
+
+def toy_app(
+    config: ServerConfig,
+    command: list[str],
+    patience: Patience,
+    *,
+    tokenizer: Any = "toy",
+    write_timeout: float = 60.0,
+) -> web.Application:
+    return make_app(
+        config,
+        model_name=MODEL_NAME,
+        model=MODEL,
+        tokenizer=ToyTokenizer() if tokenizer == "toy" else tokenizer,
+        worker_argv=command,
+        patience=patience,
+        write_timeout=write_timeout,
+    )
+
+
+@contextmanager
+def running_server(
+    *worker_flags: str, write_timeout: float = 60.0, tokenizer: Any = "toy", **settings: Any
+) -> Iterator[Server]:
+    """The server in a thread, ready for requests; stopped and joined at the end."""
+    config = ServerConfig(
+        **({"port": 0, "heartbeat_timeout": 5.0, "drain_timeout": 2.0} | settings)
+    )
+    patience = Patience(config.heartbeat_timeout, first_delay=0.02, longest_delay=0.05)
+    command = [*WORKER, "--max-context", str(MAX_CONTEXT), *worker_flags]
+    server = Server()
+    ready = threading.Event()
+
+    async def main() -> None:
+        app = toy_app(config, command, patience, tokenizer=tokenizer, write_timeout=write_timeout)
+        stop, loop = Stop(), asyncio.get_running_loop()
+        server.service = app[SERVICE]
+        server.stop = lambda: loop.call_soon_threadsafe(stop.ask)
+
+        def greet(line: str) -> None:
+            server.port = int(line.split()[3].rsplit(":", 1)[1])
+            server.greetings.append(line)
+            ready.set()
+
+        def progress(frame: Progress) -> None:
+            server.progress.append((frame.message, frame.done, frame.total))
+
+        code = await serve(app, config, stop, on_progress=progress, on_ready=greet)
+        server.exit_code.append(code)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    try:
+        assert ready.wait(TIMEOUT)
+        yield server
+    finally:
+        if thread.is_alive():
+            server.stop()
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
+    assert server.exit_code == [0]

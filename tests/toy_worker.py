@@ -1,0 +1,188 @@
+"""A worker process without a model, for tests of the server: it speaks frames and fails on cue.
+
+Its language model is an echo: at temperature 0 the output repeats the prompt and then ends with
+EOS, so a test scripts any output by sending it as the prompt. At other temperatures every token is
+a letter drawn from (seed, position). Prompt tokens from `FAULTS` make it misbehave when their turn
+to be echoed comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import os
+import selectors
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+from jaxserve.frames import (
+    LENGTH,
+    Abort,
+    Events,
+    Failed,
+    FromWorker,
+    Progress,
+    Ready,
+    Stats,
+    Submit,
+    decode_to_worker,
+    encode_frame,
+)
+from jaxserve.request import Request, TokenEvent
+
+EOS = 256
+DIE, HANG, FAIL, ERROR, SLOW = range(290, 295)
+VOCAB_SIZE = 300
+HEARTBEAT = 0.05
+SLOW_SECONDS = 0.05
+
+
+@dataclass
+class Sequence:
+    request: Request
+    output: list[int] = field(default_factory=list)
+
+    def next_token(self) -> int:
+        position, sampling = len(self.output), self.request.sampling
+        if sampling.temperature > 0:
+            digest = hashlib.sha256(f"{sampling.seed}:{position}".encode()).digest()
+            return ord("a") + int.from_bytes(digest[:8], "big") % 26
+        prompt = self.request.prompt_ids
+        return prompt[position] if position < len(prompt) else EOS
+
+    def event(self) -> TokenEvent:
+        """The next token. Alternatives are the ids that follow it; the last is impossible."""
+        token = self.next_token()
+        self.output.append(token)
+        sampling = self.request.sampling
+        logprob, top = None, ()
+        if sampling.top_logprobs is not None:
+            logprob = -0.25
+            ids = [(token + i) % VOCAB_SIZE for i in range(sampling.top_logprobs)]
+            top = tuple((i, -0.25 - n) for n, i in enumerate(ids[:-1]))
+            top += tuple((i, -math.inf) for i in ids[-1:])
+        reason = None
+        if token in sampling.stop_token_ids:
+            reason = "stop"
+        elif len(self.output) == sampling.max_tokens:
+            reason = "length"
+        return TokenEvent(self.request.request_id, token, logprob, top, reason)
+
+
+class ToyWorker:
+    """At most `max_rows` sequences get a token in a step; the others wait."""
+
+    def __init__(self, connection: socket.socket, *, max_rows: int, step_seconds: float) -> None:
+        self.connection = connection
+        self.max_rows = max_rows
+        self.step_seconds = step_seconds
+        self.sequences: dict[str, Sequence] = {}
+        self.received = bytearray()
+        self.steps = self.output_tokens = 0
+
+    def send(self, frame: FromWorker) -> None:
+        self.connection.sendall(encode_frame(frame))
+
+    def receive(self) -> None:
+        data = self.connection.recv(1 << 20)
+        if not data:
+            sys.exit(0)
+        self.received += data
+        while len(self.received) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self.received)
+            if len(self.received) < LENGTH.size + length:
+                return
+            self.handle(decode_to_worker(self.received[LENGTH.size : LENGTH.size + length]))
+            del self.received[: LENGTH.size + length]
+
+    def handle(self, frame: Submit | Abort) -> None:
+        if isinstance(frame, Submit):
+            for request in frame.requests:
+                self.sequences[request.request_id] = Sequence(request)
+        else:
+            for request_id in frame.request_ids:
+                self.sequences.pop(request_id, None)
+
+    def step(self) -> None:
+        events = []
+        for sequence in list(self.sequences.values())[: self.max_rows]:
+            event = self.misbehave(sequence) or sequence.event()
+            events.append(event)
+            if event.finish_reason is not None:
+                del self.sequences[event.request_id]
+        self.steps += 1
+        self.output_tokens += len(events)
+        self.send(Events(tuple(events)))
+
+    def misbehave(self, sequence: Sequence) -> TokenEvent | None:
+        match sequence.next_token():
+            case 290:
+                os._exit(3)
+            case 291:
+                time.sleep(3600)
+            case 292:
+                self.send(Failed("out of memory: the toy asked for too much"))
+                sys.exit(1)
+            case 293:
+                name = sequence.request.request_id
+                return TokenEvent(name, None, finish_reason="error", message="the toy refuses")
+            case 294:
+                time.sleep(SLOW_SECONDS)
+        return None
+
+    def stats(self) -> Stats:
+        running = min(len(self.sequences), self.max_rows)
+        return Stats(
+            running=running,
+            waiting=len(self.sequences) - running,
+            steps=self.steps,
+            output_tokens=self.output_tokens,
+        )
+
+    def run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.connection, selectors.EVENT_READ)
+            next_beat = 0.0
+            while True:
+                now = time.monotonic()
+                if now >= next_beat:
+                    self.send(self.stats())
+                    next_beat = now + HEARTBEAT
+                busy = bool(self.sequences)
+                if selector.select(self.step_seconds if busy else HEARTBEAT):
+                    self.receive()
+                if self.sequences:
+                    self.step()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--max-context", type=int, default=64)
+    parser.add_argument("--max-rows", type=int, default=64)
+    parser.add_argument("--step-seconds", type=float, default=0.0)
+    parser.add_argument("--fail", help="send Failed with this message instead of becoming ready")
+    parser.add_argument("--start-seconds", type=float, default=0.0)
+    options = parser.parse_args()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(options.socket)
+        worker = ToyWorker(connection, max_rows=options.max_rows, step_seconds=options.step_seconds)
+        worker.send(Progress("warming up", 1, 2))
+        time.sleep(options.start_seconds)
+        if options.fail is not None:
+            worker.send(Failed(options.fail))
+            sys.exit(1)
+        worker.send(Ready(VOCAB_SIZE, options.max_context, "a toy"))
+        worker.run()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (BrokenPipeError, ConnectionResetError, msgspec.DecodeError):
+        sys.exit(0)
