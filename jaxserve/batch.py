@@ -1,0 +1,172 @@
+"""The arrays of one step. Everything here crosses into `jit`; nothing here is ever None.
+
+Letters: T tokens in a step, R rows (sequences in a step), P pages a row may hold, N pages in the
+cache, B tokens per page, L layers, K KV heads, D head dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxserve.request import MAX_TOP_LOGPROBS
+
+NULL_PAGE = 0
+"""Page 0 belongs to nobody: unused entries of a page table point here."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StepShape:
+    """What an executable is compiled for.
+
+    Attributes:
+        num_tokens: T. num_rows: R. max_pages: P. page_size: B.
+    """
+
+    num_tokens: int
+    num_rows: int
+    max_pages: int
+    page_size: int
+
+
+@struct.dataclass
+class SamplingArrays:
+    """Every sampling setting of every row. Neutral values leave the distribution alone.
+
+    Attributes:
+        temperature: f32[R], 0 is greedy.
+        top_k: i32[R], 0 keeps all.
+        top_p: f32[R], 1 keeps all.
+        min_p: f32[R], 0 keeps all.
+        seed: u32[R, 2], high and low half.
+        top_logprobs: i32[R], alternatives wanted; -1 wants no log-probabilities.
+    """
+
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
+    min_p: jax.Array
+    seed: jax.Array
+    top_logprobs: jax.Array
+
+
+@struct.dataclass
+class BatchDescriptor:
+    """The tokens of one step, prefill and decode alike, packed row after row.
+
+    Row r owns tokens `row_start[r]:row_start[r + 1]`, the last ones of its sequence so far.
+    Tokens past the last row are padding: their row id is R, which no row has.
+
+    Attributes:
+        token_ids: i32[T].
+        positions: i32[T], index of each token in its own sequence.
+        row_ids: i32[T], the row that owns each token.
+        row_start: i32[R + 1], prefix sum of the tokens per row.
+        kv_len: i32[R], tokens in the cache once this step has run. 0 marks an empty row.
+        slot: i32[R], the row's place in per-sequence device state. Empty rows: out of range.
+        feed: bool[R], the row's last token is the one sampled for its slot in an earlier step,
+            which the host has not seen yet; its entry in `token_ids` means nothing.
+        sampling: per-row settings, each [R].
+    """
+
+    token_ids: jax.Array
+    positions: jax.Array
+    row_ids: jax.Array
+    row_start: jax.Array
+    kv_len: jax.Array
+    slot: jax.Array
+    feed: jax.Array
+    sampling: SamplingArrays
+
+    @property
+    def last_token(self) -> jax.Array:
+        """i32[R]: index in [0, T) of each row's last token. Of no meaning for an empty row."""
+        return jnp.maximum(self.row_start[1:] - 1, 0)
+
+    def fed_token_ids(self, last_token: jax.Array) -> jax.Array:
+        """i32[T]: `token_ids` with the fed rows' tokens filled in from i32[slots]."""
+        fed = last_token.at[self.slot].get(mode="fill", fill_value=0)
+        place = jnp.where(self.feed, self.last_token, self.token_ids.shape[0])
+        return self.token_ids.at[place].set(fed, mode="drop")
+
+
+@struct.dataclass
+class PageTable:
+    """Where each row keeps its keys and values.
+
+    Attributes:
+        pages: i32[R, P]. `pages[r, j]` holds tokens `[j * B, (j + 1) * B)` of row r. Entries
+            past the last page are `NULL_PAGE`.
+    """
+
+    pages: jax.Array
+
+    def slots(self, batch: BatchDescriptor, page_size: int, num_pages: int) -> jax.Array:
+        """i32[T]: place of each token in a cache read as [N * B]. Padding gets N * B: no place."""
+        page, offset = batch.positions // page_size, batch.positions % page_size
+        page_ids = self.pages.at[batch.row_ids, page].get(mode="fill", fill_value=num_pages)
+        return jnp.where(page_ids < num_pages, page_ids * page_size + offset, num_pages * page_size)
+
+
+@struct.dataclass
+class LayerPages:
+    """One layer's part of the cache. Arrays of their own per layer: a slice of a stacked array
+    handed to a dot or a kernel would be a copy.
+
+    Attributes:
+        k: [N, B, K, D]. v: [N, B, K, D].
+    """
+
+    k: jax.Array
+    v: jax.Array
+
+
+@struct.dataclass
+class DeviceState:
+    """What lives on the device from step to step. Donated: a step updates it in place.
+
+    Attributes:
+        layers: L caches.
+        last_token: i32[slots], the newest token sampled for each sequence slot.
+    """
+
+    layers: tuple[LayerPages, ...]
+    last_token: jax.Array
+
+
+@struct.dataclass
+class StepOutput:
+    """What one step tells the host.
+
+    Attributes:
+        token_ids: i32[R], the token drawn after each row's last one; -1 where the row's logits
+            were not finite. Means nothing for rows whose prompt is not complete.
+        logprobs: f32[R], its natural log-probability under the untempered model.
+        top_ids: i32[R, MAX_TOP_LOGPROBS], the likeliest tokens, likeliest first.
+        top_logprobs: f32[R, MAX_TOP_LOGPROBS], theirs. Logprob fields are zeros in a step where
+            no row asked for them.
+        aux: whatever else a step function returns, any pytree. The default step returns ().
+    """
+
+    token_ids: jax.Array
+    logprobs: jax.Array
+    top_ids: jax.Array
+    top_logprobs: jax.Array
+    aux: Any = ()
+
+
+__all__ = [
+    "MAX_TOP_LOGPROBS",
+    "NULL_PAGE",
+    "BatchDescriptor",
+    "DeviceState",
+    "LayerPages",
+    "PageTable",
+    "SamplingArrays",
+    "StepOutput",
+    "StepShape",
+]

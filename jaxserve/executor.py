@@ -1,0 +1,138 @@
+"""Compiled steps on a device. The scheduler's side of it is two calls: launch, then collect."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from checkpoints.model_config import ModelConfig
+from jaxserve.batch import DeviceState, StepOutput, StepShape
+from jaxserve.models.attention import empty_pages
+from jaxserve.models.llama import Params
+from jaxserve.packing import choose_shape, pack
+from jaxserve.scheduler import Drawn, Span
+from jaxserve.step import StepFn, compile_step
+
+Progress = Callable[[str, int, int], None]
+"""Told (what is done, how many, of how many)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step the device has been given.
+
+    Attributes:
+        spans: its rows in order.
+        output: its results, not yet waited for.
+        started: `time.perf_counter()` at launch.
+    """
+
+    spans: tuple[Span, ...]
+    output: StepOutput
+    started: float
+
+
+class Executor(Protocol):
+    """Runs spans. One step at a time may be in flight ahead of the one being collected."""
+
+    def launch(self, spans: tuple[Span, ...]) -> Launched:
+        """Hand a step to the device and return without waiting for it."""
+        ...
+
+    def collect(self, launched: Launched) -> list[Drawn]:
+        """Wait for a step; one result per span."""
+        ...
+
+
+class JaxExecutor:
+    """Ahead-of-time compiled steps, one per shape, over a device state it owns."""
+
+    def __init__(
+        self, params: Params, state: DeviceState, steps: dict[StepShape, jax.stages.Compiled]
+    ) -> None:
+        """Args:
+        params: stay on the device for good.
+        state: given away: every launch consumes it and keeps the new one.
+        steps: from `compile_steps`.
+        """
+        self._params = params
+        self._state = state
+        self._steps = steps
+        self._shapes = tuple(sorted(steps))
+        self.last_aux: object = ()
+
+    def launch(self, spans: tuple[Span, ...]) -> Launched:
+        started = time.perf_counter()
+        shape = choose_shape(self._shapes, spans)
+        batch, page_table = jax.device_put(pack(spans, shape))
+        output, self._state = self._steps[shape](self._params, self._state, batch, page_table)
+        return Launched(spans, output, started)
+
+    def collect(self, launched: Launched) -> list[Drawn]:
+        output = launched.output
+        self.last_aux = output.aux
+        token_ids = np.asarray(output.token_ids).tolist()
+        wanted = [span.sequence.request.sampling.top_logprobs for span in launched.spans]
+        if all(top is None for top in wanted):
+            return [Drawn(token_id) for token_id in token_ids[: len(wanted)]]
+        logprobs, top_ids, top_logprobs = (
+            np.asarray(x).tolist() for x in (output.logprobs, output.top_ids, output.top_logprobs)
+        )
+        return [
+            Drawn(token_ids[row])
+            if top is None
+            else Drawn(
+                token_ids[row],
+                logprobs[row],
+                tuple(zip(top_ids[row][:top], top_logprobs[row][:top], strict=True)),
+            )
+            for row, top in enumerate(wanted)
+        ]
+
+
+def empty_state(
+    config: ModelConfig, *, num_pages: int, page_size: int, max_rows: int, dtype: jnp.dtype
+) -> DeviceState:
+    """A device state with nothing in it: a cache of num_pages pages and max_rows slots."""
+    layers = empty_pages(config, num_pages, page_size, dtype)
+    return DeviceState(layers, jnp.zeros(max_rows, jnp.int32))
+
+
+def compile_steps(
+    step: StepFn,
+    params: Params,
+    state: DeviceState,
+    shapes: Seq[StepShape],
+    *,
+    threads: int = 2,
+    progress: Progress | None = None,
+) -> dict[StepShape, jax.stages.Compiled]:
+    """Compile every shape, largest first, several at a time (XLA works outside the GIL).
+
+    Args:
+        step: the step function.
+        params: arrays, or `jax.ShapeDtypeStruct`s of them.
+        state: likewise. Not consumed.
+        shapes: what to compile for.
+        threads: compilations at a time.
+        progress: told after each.
+    """
+    compiled: dict[StepShape, jax.stages.Compiled] = {}
+
+    def compile_one(shape: StepShape) -> None:
+        batch, page_table = pack((), shape)
+        compiled[shape] = compile_step(step, params, state, batch, page_table)
+        if progress is not None:
+            progress(f"compiled a step of {shape.num_tokens} tokens", len(compiled), len(shapes))
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(compile_one, sorted(shapes, reverse=True)))
+    return compiled

@@ -1,0 +1,128 @@
+"""Spans to the arrays of a step. numpy only: what leaves here has not touched a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from jaxserve.batch import (
+    NULL_PAGE,
+    BatchDescriptor,
+    PageTable,
+    SamplingArrays,
+    StepShape,
+)
+from jaxserve.request import SamplingParams
+from jaxserve.scheduler import Span
+
+NEUTRAL = SamplingParams(max_tokens=1)
+
+
+def step_shapes(
+    *, max_rows: int, token_budget: int, max_context: int, page_size: int
+) -> tuple[StepShape, ...]:
+    """The ladder of shapes a server compiles, smallest first.
+
+    Token counts are the powers of two below the budget, and the budget. A step of T tokens has
+    at most T rows, so one ladder serves decodes, prefill chunks and any mixture.
+    """
+    counts = [1 << i for i in range(token_budget.bit_length()) if 1 << i < token_budget]
+    max_pages = -(-max_context // page_size)
+    return tuple(
+        StepShape(count, min(count, max_rows), max_pages, page_size)
+        for count in (*counts, token_budget)
+    )
+
+
+def choose_shape(shapes: Seq[StepShape], spans: Seq[Span]) -> StepShape:
+    """The smallest shape, of `shapes` in rising order, that holds the spans.
+
+    Raises ValueError if none does.
+    """
+    num_tokens = sum(span.num_tokens for span in spans)
+    for shape in shapes:
+        if num_tokens <= shape.num_tokens and len(spans) <= shape.num_rows:
+            return shape
+    largest = max(shapes)
+    raise ValueError(
+        f"a step of {num_tokens} tokens in {len(spans)} rows does not fit the largest shape, "
+        f"{largest.num_tokens} tokens in {largest.num_rows} rows"
+    )
+
+
+def pack(spans: Seq[Span], shape: StepShape) -> tuple[BatchDescriptor, PageTable]:
+    """Lay the spans out row after row at `shape`, in the order given; the rest is padding.
+
+    Returns:
+        numpy arrays in the device types, dtypes and shapes as those document.
+    """
+    num_rows = len(spans)
+    lengths = np.zeros(shape.num_rows, np.int32)
+    lengths[:num_rows] = [span.num_tokens for span in spans]
+    row_start = np.zeros(shape.num_rows + 1, np.int32)
+    np.cumsum(lengths, out=row_start[1:])
+    used = int(row_start[-1])
+
+    first = np.zeros(shape.num_rows, np.int32)
+    first[:num_rows] = [span.start for span in spans]
+    row_ids = np.full(shape.num_tokens, shape.num_rows, np.int32)
+    row_ids[:used] = np.repeat(np.arange(shape.num_rows, dtype=np.int32), lengths)
+    positions = np.zeros(shape.num_tokens, np.int32)
+    positions[:used] = np.arange(used, dtype=np.int32) + np.repeat(first - row_start[:-1], lengths)
+
+    # Empty rows point past the last slot: reads give nothing, writes go nowhere.
+    slot = np.full(shape.num_rows, np.iinfo(np.int32).max, np.int32)
+    slot[:num_rows] = [span.sequence.slot for span in spans]
+    feed = np.zeros(shape.num_rows, np.bool_)
+    feed[:num_rows] = [span.feed for span in spans]
+    batch = BatchDescriptor(
+        token_ids=_token_ids(spans, row_start, shape.num_tokens),
+        positions=positions,
+        row_ids=row_ids,
+        row_start=row_start,
+        kv_len=first + lengths,
+        slot=slot,
+        feed=feed,
+        sampling=sampling_arrays(
+            [span.sequence.request.sampling if span.draws else NEUTRAL for span in spans],
+            shape.num_rows,
+        ),
+    )
+    return batch, _page_table(spans, shape)
+
+
+def _token_ids(spans: Seq[Span], row_start: np.ndarray, num_tokens: int) -> np.ndarray:
+    token_ids = np.zeros(num_tokens, np.int32)
+    for span, start in zip(spans, row_start.tolist(), strict=False):
+        if span.feed:
+            continue
+        if span.num_tokens == 1:
+            token_ids[start] = span.sequence.tokens[span.start]
+        else:
+            tokens = np.frombuffer(span.sequence.tokens, np.int32)
+            token_ids[start : start + span.num_tokens] = tokens[span.start : span.stop]
+    return token_ids
+
+
+def _page_table(spans: Seq[Span], shape: StepShape) -> PageTable:
+    pages = np.full((shape.num_rows, shape.max_pages), NULL_PAGE, np.int32)
+    for row, span in enumerate(spans):
+        held = span.sequence.pages
+        pages[row, : len(held)] = np.frombuffer(held, np.int32)
+    return PageTable(pages)
+
+
+def sampling_arrays(settings: Seq[SamplingParams], num_rows: int) -> SamplingArrays:
+    """Settings of the first rows as arrays of `num_rows`; the other rows are neutral."""
+    padded = [*settings, *[NEUTRAL] * (num_rows - len(settings))]
+    return SamplingArrays(
+        temperature=np.array([s.temperature for s in padded], np.float32),
+        top_k=np.array([s.top_k for s in padded], np.int32),
+        top_p=np.array([s.top_p for s in padded], np.float32),
+        min_p=np.array([s.min_p for s in padded], np.float32),
+        seed=np.array([(s.seed >> 32, s.seed & 0xFFFFFFFF) for s in padded], np.uint32),
+        top_logprobs=np.array(
+            [-1 if s.top_logprobs is None else s.top_logprobs for s in padded], np.int32
+        ),
+    )

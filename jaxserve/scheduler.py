@@ -1,0 +1,284 @@
+"""Which tokens the next step computes, and what its results mean. Plain Python: no arrays, no clock.
+
+There is no prefill mode and no decode mode. Every sequence has tokens known and tokens computed;
+a step hands out a budget of tokens until the second number catches up with the first. A sequence
+whose last known token is in the step gets a new token drawn.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from jaxserve.errors import RequestError
+from jaxserve.pages import PagePool
+from jaxserve.request import FinishReason, Request, TokenEvent
+
+OLDEST_SHARE = 4
+"""The oldest unfinished prompt gets at least one in this many of a step's prefill tokens, so that
+a stream of short prompts, which otherwise go first, cannot starve a long one."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request in flight. The one mutable record; nobody but the scheduler changes it.
+
+    Attributes:
+        request: what was asked.
+        tokens: prompt and output known to the host, i32.
+        pages: its cache pages in order, i32.
+        num_computed: tokens whose keys and values are in the cache once every launched step ran.
+        num_unseen: tokens drawn by launched steps that the host has not seen.
+        slot: place in per-sequence device state while running, else -1.
+        finished: no further token of it counts.
+        num_preemptions: how often it lost its pages.
+    """
+
+    request: Request
+    tokens: array[int]
+    pages: array[int] = field(default_factory=lambda: array("i"))
+    num_computed: int = 0
+    num_unseen: int = 0
+    slot: int = -1
+    finished: bool = False
+    num_preemptions: int = 0
+
+    @property
+    def num_known(self) -> int:
+        """Tokens there are, those included that only the device knows yet."""
+        return len(self.tokens) + self.num_unseen
+
+    @property
+    def num_pending(self) -> int:
+        return self.num_known - self.num_computed
+
+    @property
+    def num_drawn(self) -> int:
+        return self.num_known - len(self.request.prompt_ids)
+
+    @property
+    def wants_token(self) -> bool:
+        """Whether it may still draw: its last token needs no step of its own."""
+        return not self.finished and self.num_drawn < self.request.sampling.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens [start, stop) of a sequence, computed in one step.
+
+    Attributes:
+        feed: the span's token is one the host has not seen; the device has it.
+        draws: the span ends at the sequence's last token, so a new token is drawn.
+    """
+
+    sequence: Sequence
+    start: int
+    stop: int
+    feed: bool
+    draws: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a step reports for one span: a token, and log-probabilities where asked for."""
+
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+class Scheduler:
+    """Continuous batching over a pool of pages.
+
+    Order: running decodes, then unfinished prompts, then new requests in order of arrival. When
+    pages run out the sequence admitted last gives up its pages and is recomputed later; the one
+    admitted first never does, so there is always progress. A step that preempts admits nobody.
+    """
+
+    def __init__(
+        self, pool: PagePool, *, max_rows: int, token_budget: int, max_context: int
+    ) -> None:
+        """Raises ValueError for a budget that cannot hold a decode of every row.
+
+        Args:
+            pool: the pages; nobody else takes from it.
+            max_rows: most sequences running at once.
+            token_budget: most tokens in a step, at least max_rows.
+            max_context: most tokens a sequence may hold; lowered to what the pool can hold.
+        """
+        if token_budget < max_rows:
+            raise ValueError(
+                f"a step of {token_budget} tokens cannot hold a token for each of {max_rows} rows"
+            )
+        self.pool = pool
+        self.max_rows = max_rows
+        self.token_budget = token_budget
+        self.max_context = min(max_context, pool.capacity)
+        self.running: list[Sequence] = []
+        self.waiting: deque[Sequence] = deque()
+        self.num_preemptions = 0
+        self._by_id: dict[str, Sequence] = {}
+        self._free_slots = list(range(max_rows - 1, -1, -1))
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestError if it could never finish here."""
+        needed = len(request.prompt_ids) + request.sampling.max_tokens
+        if not request.prompt_ids:
+            raise RequestError("the prompt is empty; it needs at least one token", param="prompt")
+        if needed > self.max_context:
+            raise RequestError(
+                f"{len(request.prompt_ids)} prompt tokens and {request.sampling.max_tokens} to "
+                f"generate make {needed}, over the limit of {self.max_context}",
+                param="max_tokens",
+            )
+        if request.request_id in self._by_id:
+            raise RequestError(f"request id {request.request_id!r} is already in flight")
+        sequence = Sequence(request, array("i", request.prompt_ids))
+        self._by_id[request.request_id] = sequence
+        self.waiting.append(sequence)
+
+    def abort(self, request_id: str) -> bool:
+        """Forget a request and free its pages. False if there is none of that id."""
+        sequence = self._by_id.get(request_id)
+        if sequence is None:
+            return False
+        self._finish(sequence)
+        return True
+
+    def schedule(self) -> tuple[Span, ...]:
+        """Choose the spans of the next step, and count them as computed."""
+        spans: list[Span] = []
+        preemptions = self.num_preemptions
+        for sequence in tuple(self.running):  # the oldest first
+            if sequence.num_pending == 1 and sequence.wants_token:
+                self._place(spans, sequence, 1)
+        if self.num_preemptions == preemptions:
+            self._admit()
+        for sequence, num_tokens in self._share(self.token_budget - len(spans)):
+            self._place(spans, sequence, num_tokens)
+        return tuple(spans)
+
+    def commit(self, spans: Seq[Span], drawn: Seq[Drawn]) -> list[TokenEvent]:
+        """Take in the results of a step, one entry of `drawn` for each span.
+
+        Steps are committed in the order they were scheduled.
+        """
+        events = []
+        for span, result in zip(spans, drawn, strict=True):
+            sequence = span.sequence
+            if not span.draws:
+                continue
+            sequence.num_unseen -= 1
+            if not sequence.finished:
+                events.append(self._take(sequence, result))
+        return events
+
+    def _take(self, sequence: Sequence, drawn: Drawn) -> TokenEvent:
+        request = sequence.request
+        if drawn.token_id < 0:
+            self._finish(sequence)
+            message = "the model's logits are not finite (NaN or infinity) for this request"
+            return TokenEvent(request.request_id, None, finish_reason="error", message=message)
+        sequence.tokens.append(drawn.token_id)
+        reason: FinishReason | None = None
+        if drawn.token_id in request.sampling.stop_token_ids:
+            reason = "stop"
+        elif len(sequence.tokens) - len(request.prompt_ids) >= request.sampling.max_tokens:
+            reason = "length"
+        if reason is not None:
+            self._finish(sequence)
+        return TokenEvent(
+            request.request_id, drawn.token_id, drawn.logprob, drawn.top_logprobs, reason
+        )
+
+    def _admit(self) -> None:
+        """Move waiting sequences to running while rows and pages last.
+
+        A sequence is admitted only when its whole prompt fits beside what the prompts already
+        admitted still need: prompts that crowd each other out would be preempted half-computed.
+        """
+        promised = sum(
+            self.pool.pages_for(sequence.num_known) - len(sequence.pages)
+            for sequence in self.running
+        )
+        while self.waiting and self._free_slots:
+            sequence = self.waiting[0]
+            needed = self.pool.pages_for(sequence.num_known)
+            if promised + needed > self.pool.num_free:
+                return
+            promised += needed
+            sequence.slot = self._free_slots.pop()
+            self.running.append(self.waiting.popleft())
+
+    def _share(self, budget: int) -> list[tuple[Sequence, int]]:
+        """Divide the prefill budget: the oldest prompt's share, then the least left to compute."""
+        prompts = [s for s in self.running if s.num_pending > 1 or s.num_computed == 0]
+        if not prompts or budget <= 0:
+            return []
+        oldest = prompts[0]
+        share = {oldest: min(oldest.num_pending, -(-budget // OLDEST_SHARE))}
+        budget -= share[oldest]
+        for sequence in sorted(prompts, key=lambda s: s.num_pending):
+            more = min(sequence.num_pending - share.get(sequence, 0), budget)
+            if more > 0:
+                share[sequence] = share.get(sequence, 0) + more
+                budget -= more
+        return list(share.items())
+
+    def _place(self, spans: list[Span], sequence: Sequence, num_tokens: int) -> None:
+        """Put the sequence's next tokens into the step, if it gets (or keeps) the pages."""
+        start, stop = sequence.num_computed, sequence.num_computed + num_tokens
+        if sequence.slot < 0 or not self._make_room(spans, sequence, stop):
+            return
+        draws = stop == sequence.num_known
+        spans.append(Span(sequence, start, stop, feed=stop > len(sequence.tokens), draws=draws))
+        sequence.num_computed = stop
+        sequence.num_unseen += draws
+
+    def _make_room(self, spans: list[Span], sequence: Sequence, num_tokens: int) -> bool:
+        """Give `sequence` pages for `num_tokens`, preempting the youngest until they fit.
+
+        False if `sequence` itself was the youngest. Sequences that already have a span in this
+        step are never preempted: decodes are placed oldest first, and a prompt that finds no
+        page left simply waits a step.
+        """
+        while not self.pool.grow(sequence.pages, num_tokens):
+            victim = self.running[-1]
+            if any(span.sequence is victim for span in spans):
+                return False
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.pool.release(sequence.pages)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = -1
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        """Let go of everything. A step in flight may still compute a row of it: see PagePool."""
+        sequence.finished = True
+        del self._by_id[sequence.request.request_id]
+        if sequence.slot < 0:
+            self.waiting.remove(sequence)
+            return
+        self.running.remove(sequence)
+        self.pool.release(sequence.pages)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = -1

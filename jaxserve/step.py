@@ -1,0 +1,94 @@
+"""The jitted step: one forward pass over a packed batch, from tokens to tokens."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+
+from jaxserve.batch import (
+    BatchDescriptor,
+    DeviceState,
+    LayerPages,
+    PageTable,
+    StepOutput,
+)
+from jaxserve.models.decoder import Model
+from jaxserve.models.llama import Params
+from jaxserve.sampling import sample, token_logprobs
+
+
+class StepFn(Protocol):
+    """One forward pass over a packed batch.
+
+    Pure: reads its arguments, returns everything it changes. It is traced once per `StepShape`,
+    so no Python branch may depend on an array. The state it is given is donated.
+    """
+
+    def __call__(
+        self,
+        params: Params,
+        state: DeviceState,
+        batch: BatchDescriptor,
+        page_table: PageTable,
+    ) -> tuple[StepOutput, DeviceState]: ...
+
+
+class StepFactory(Protocol):
+    """Makes a `StepFn` for a model; what `--step package.module:factory` names."""
+
+    def __call__(self, model: Model) -> StepFn: ...
+
+
+def make_step(model: Model) -> StepFn:
+    """The default step: run the model, keep each row's last hidden state, draw a token."""
+
+    def step(
+        params: Params, state: DeviceState, batch: BatchDescriptor, page_table: PageTable
+    ) -> tuple[StepOutput, DeviceState]:
+        token_ids = batch.fed_token_ids(state.last_token)
+        hidden, layers = model.forward(params, state.layers, token_ids, batch, page_table)
+        logits = model.unembed(params, hidden[batch.last_token])
+        return draw(logits, state, layers, batch)
+
+    return step
+
+
+def draw(
+    logits: jax.Array,
+    state: DeviceState,
+    layers: tuple[LayerPages, ...],
+    batch: BatchDescriptor,
+    aux: Any = (),
+) -> tuple[StepOutput, DeviceState]:
+    """How a step ends: a token for every row, remembered in the row's slot.
+
+    Args:
+        logits: f32[R, V] of each row's last token.
+        state: the state the step was given.
+        layers: its cache, this step's keys and values written.
+        batch: the step's batch.
+        aux: passed on to `StepOutput.aux`.
+    """
+    # A drawn token's position is the number of tokens before it.
+    token_ids = sample(logits, batch.kv_len, batch.sampling)
+    logprobs, top_ids, top_logprobs = token_logprobs(logits, token_ids, batch.sampling)
+    last_token = state.last_token.at[batch.slot].set(token_ids, mode="drop")
+    output = StepOutput(token_ids, logprobs, top_ids, top_logprobs, aux)
+    return output, DeviceState(layers, last_token)
+
+
+def compile_step(
+    step: StepFn,
+    params: Params,
+    state: DeviceState,
+    batch: BatchDescriptor,
+    page_table: PageTable,
+) -> jax.stages.Compiled:
+    """Compile for exactly these shapes, giving the state's buffers away.
+
+    An executable cannot retrace. Called with any other shape it raises TypeError, so a stray
+    shape in serving is an error and never a silent minute of compilation. The arguments may be
+    arrays or `jax.ShapeDtypeStruct`s.
+    """
+    return jax.jit(step, donate_argnums=1).lower(params, state, batch, page_table).compile()
