@@ -56,7 +56,7 @@ def test_a_client_that_leaves_a_stream_ends_it(server):
     with send(server, {"prompt": "A" * 20, "stream": True} | LONG) as connection:
         received = b""
         while received.count(b"data: ") < 3:
-            received += connection.recv(4096)
+            received += connection.recv(4096) or pytest.fail("the stream ended early")
         assert server.service.client.num_open == 1
     assert server.becomes(server.is_idle)
 
@@ -121,7 +121,7 @@ def test_a_slow_reader_gets_everything(server):
     with send(server, {"prompt": "slowly", "stream": True, "temperature": 0}) as connection:
         received = b""
         while b"[DONE]" not in received:
-            received += connection.recv(100)
+            received += connection.recv(100) or pytest.fail("the stream ended early")
             time.sleep(0.001)
     assert b"data: [DONE]" in received
 
