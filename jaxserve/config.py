@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +58,17 @@ class ServerConfig:
     max_body_bytes: int = 8 << 20
     max_pending: int = 1024
     heartbeat_timeout: float = 15.0
+
+
+def encode_engine_config(config: EngineConfig) -> str:
+    """JSON, to hand the settings to another process."""
+    return msgspec.json.encode(config, enc_hook=str).decode()
+
+
+def decode_engine_config(text: str) -> EngineConfig:
+    """The inverse. Raises msgspec.ValidationError for anything else."""
+    return msgspec.json.decode(text, type=EngineConfig, dec_hook=_read_path)
+
+
+def _read_path(kind: type, value: Any) -> Any:
+    return kind(value)

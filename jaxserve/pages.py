@@ -42,7 +42,8 @@ class PagePool:
         return -(-num_tokens // self.page_size)
 
     def grow(self, pages: array[int], num_tokens: int) -> bool:
-        """Append to `pages` until they hold `num_tokens`. False, and no change, if too few are free."""
+        """Append to `pages` until they hold `num_tokens`. False, and no change, if too few are
+        free."""
         missing = self.pages_for(num_tokens) - len(pages)
         if missing > len(self._free):
             return False

@@ -1,4 +1,4 @@
-"""Which tokens the next step computes, and what its results mean. Plain Python: no arrays, no clock.
+"""Which tokens the next step computes, and what its results mean. No jax, no clock.
 
 There is no prefill mode and no decode mode. Every sequence has tokens known and tokens computed;
 a step hands out a budget of tokens until the second number catches up with the first. A sequence

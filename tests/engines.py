@@ -47,7 +47,7 @@ class Loaded:
 def tiny(name: str) -> Loaded:
     """One of the tiny checkpoints, in float32."""
     checkpoint = checkpoints.open_checkpoint(str(TINY / name), checkpoints.Store(TINY / "none"))
-    return Loaded(Decoder(checkpoint.config), checkpoint.load(dtype=jnp.float32))
+    return Loaded(Decoder(checkpoint.config, PagedAttention()), checkpoint.load(dtype=jnp.float32))
 
 
 def new_state(loaded: Loaded, num_pages: int = NUM_PAGES, fill: float = 0.0) -> DeviceState:

@@ -56,7 +56,7 @@ class Decoder:
     """
 
     config: ModelConfig
-    attention: PagedAttention = PagedAttention()
+    attention: PagedAttention
 
     def forward(
         self,

@@ -13,7 +13,7 @@ from aiohttp import web
 from jaxserve.errors import EngineStopped, RequestError
 from jaxserve.server.choice import Choice, Delta
 from jaxserve.server.client import Inbox
-from jaxserve.server.failures import detail, failure
+from jaxserve.server.failures import INTERNAL_ERROR, detail, failure
 from jaxserve.server.generation import Generation
 from jaxserve.server.replies import Usage, encode
 from jaxserve.server.service import SERVICE, Service
@@ -149,41 +149,57 @@ async def whole(answer: Answer) -> web.Response:
 async def stream(http: web.Request, answer: Answer) -> web.StreamResponse:
     """The answer as server-sent events, one write per batch.
 
-    The headers wait for the first token, so a failure before it is a plain HTTP error. Later ones
-    become an error event, after which the connection closes without [DONE].
+    The headers wait for the first token, so a failure before it is a plain HTTP error. A later one
+    becomes an error event, after which the connection closes without [DONE].
     """
+    service = answer.service
+    response = web.StreamResponse(headers=STREAM_HEADERS)
+    try:
+        try:
+            end = await write_chunks(http, response, answer)
+        except (ConnectionError, TimeoutError):
+            raise
+        except EngineStopped as error:
+            if not response.prepared:
+                return failure(500, str(error))
+            end = break_off(http, str(error))
+        except Exception:
+            if not response.prepared:
+                raise
+            logger.exception("%s broke off", answer.generation.answer_id)
+            end = break_off(http, INTERNAL_ERROR)
+        async with asyncio.timeout(service.write_timeout):
+            await response.write_eof(end)
+    except TimeoutError:
+        logger.warning("a client read nothing for %g s and was dropped", service.write_timeout)
+        service.client.metrics.broken_streams.inc()
+        if http.transport is not None:
+            http.transport.abort()
+    except ConnectionError:
+        pass  # the client has left
+    return response
+
+
+async def write_chunks(http: web.Request, response: web.StreamResponse, answer: Answer) -> bytes:
+    """Send everything but the end of a stream, and return that."""
     service = answer.service
     encoder = ChunkEncoder(
         answer.generation, service.tokenizer, model=service.model_name, created=answer.created
     )
-    response = web.StreamResponse(headers=STREAM_HEADERS)
-    end = DONE
-    try:
-        async for batch in answer.deltas():
-            if not response.prepared:
-                await response.prepare(http)
-            if batch:
-                chunk = b"".join([encoder.delta(index, delta) for index, delta in batch])
-                async with asyncio.timeout(service.write_timeout):
-                    await response.write(chunk)
-        if answer.generation.include_usage:
-            end = encoder.usage(answer.usage()) + DONE
-    except EngineStopped as error:
+    async for batch in answer.deltas():
         if not response.prepared:
-            return failure(500, str(error))
-        end = error_event(detail(500, str(error)))
-        http.protocol.close()  # once this response has ended
-    except TimeoutError:
-        logger.warning("a client read nothing for %g s: dropped", service.write_timeout)
-        drop(http)
-        return response
-    except ConnectionError:
-        return response  # the client has left
-    await response.write_eof(end)
-    return response
+            await response.prepare(http)
+        if batch:
+            chunk = b"".join([encoder.delta(index, delta) for index, delta in batch])
+            async with asyncio.timeout(service.write_timeout):
+                await response.write(chunk)
+    if answer.generation.include_usage:
+        return encoder.usage(answer.usage()) + DONE
+    return DONE
 
 
-def drop(http: web.Request) -> None:
-    """Close the connection at once, whatever is still buffered."""
-    if http.transport is not None:
-        http.transport.abort()
+def break_off(http: web.Request, message: str) -> bytes:
+    """The end of a stream that failed: an error event. The connection closes after it."""
+    http.app[SERVICE].client.metrics.broken_streams.inc()
+    http.protocol.close()
+    return error_event(detail(500, message))

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from jaxserve.errors import RequestError
 from jaxserve.server.replies import ErrorDetail, ErrorReply, encode
 
 RETRY_AFTER = "1"
 """Seconds. Long enough for some sequences to finish, or a worker to come back."""
+
+INTERNAL_ERROR = "internal error: the server's log says more"
 
 TYPES = {404: "not_found_error", 429: "rate_limit_error"}
 CODES = {
@@ -48,11 +49,6 @@ def detail(
     """The inner part of the body, also sent when a stream breaks off."""
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return ErrorDetail(message, kind, param, code or CODES.get(status))
-
-
-def refused(error: RequestError) -> web.Response:
-    """400 for a request that can never be served."""
-    return failure(400, str(error), param=error.param)
 
 
 def http_failure(error: web.HTTPException, request: web.Request) -> web.Response:

@@ -59,6 +59,7 @@ class Metrics:
     Attributes:
         worker: the worker's newest Stats; replaced whenever one comes.
         requests: finished HTTP requests by endpoint and outcome.
+        broken_streams: those among them whose status said 200 and whose end was an error.
     """
 
     def __init__(self, *, open_sequences: Callable[[], int]) -> None:
@@ -93,6 +94,11 @@ class Metrics:
             "jaxserve_requests",
             "Finished HTTP requests.",
             ("endpoint", "outcome"),
+            registry=registry,
+        )
+        self.broken_streams = Counter(
+            "jaxserve_broken_streams",
+            "Streams that ended with an error event, or whose client stopped reading.",
             registry=registry,
         )
         open_gauge = Gauge(

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from jaxserve.errors import EngineStopped, RequestError
-from jaxserve.server.failures import failure, http_failure
+from jaxserve.server.failures import INTERNAL_ERROR, failure, http_failure
 from jaxserve.server.service import SERVICE, ModelNotFound
 
 logger = logging.getLogger("jaxserve.server")
@@ -51,7 +51,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             counter.labels(request.path, outcome(status)).inc()
         if access_logger.isEnabledFor(logging.INFO):
             elapsed = perf_counter() - started
-            path = request.path[:200]
+            path = request.raw_path[:200]  # still percent-encoded: one line it stays
             access_logger.info(
                 "%s %s %d %.3f s %s", request.method, path, status, elapsed, request.remote
             )
@@ -72,10 +72,9 @@ async def answer(http: web.Request, handler: Handler) -> web.StreamResponse:
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception:
-        response = failure(500, "internal error: the server's log says more")
-        add = request_id(http)
-        response.headers[REQUEST_ID] = add
-        logger.exception("%s %s failed (request id %s)", http.method, http.path[:200], add)
+        response = failure(500, INTERNAL_ERROR)
+        response.headers[REQUEST_ID] = name = request_id(http)
+        logger.exception("%s %s failed (request id %s)", http.method, http.raw_path[:200], name)
         return response
 
 

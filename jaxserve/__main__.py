@@ -1,0 +1,8 @@
+"""`jaxserve` and `python -m jaxserve`."""
+
+import sys
+
+from jaxserve.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""From settings to an engine that is ready: load the weights, size the pool, compile the steps."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from checkpoints import Store, open_checkpoint
+from checkpoints.model_config import ModelConfig
+from jaxserve.batch import DeviceState
+from jaxserve.config import EngineConfig
+from jaxserve.engine import Engine
+from jaxserve.errors import ConfigError
+from jaxserve.executor import JaxExecutor, Progress, compile_steps, empty_state
+from jaxserve.models.attention import PagedAttention, kv_bytes_per_token
+from jaxserve.models.decoder import Decoder
+from jaxserve.packing import step_shapes
+from jaxserve.pages import PagePool
+from jaxserve.scheduler import Scheduler
+from jaxserve.step import StepFactory, StepFn, make_step
+
+logger = logging.getLogger("jaxserve.startup")
+
+STEP_RESERVE_BYTES = 512 << 20
+"""Left free beside weights and pages: for a step's temporaries and the runtime."""
+
+# A CPU shares its memory with everything else on the machine; a GPU is ours.
+MEMORY_FRACTION = {"cpu": 0.1, "gpu": 0.9}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine, and what a person wants to know about it.
+
+    Attributes:
+        engine: compiled and empty.
+        vocab_size: V of its model.
+        description: the device and the sizes chosen.
+    """
+
+    engine: Engine
+    vocab_size: int
+    description: str
+
+
+def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> LoadedEngine:
+    """Build the engine that `config` describes on jax's default device.
+
+    Raises:
+        CheckpointError: the model cannot be found or read.
+        ConfigError: the settings do not fit together, the model or the device.
+    """
+    store = Store(config.store)
+    use_compilation_cache(store.xla_cache)
+    checkpoint = open_checkpoint(config.model, store)
+    platform = jax.default_backend()
+    dtype = resolve_dtype(config.dtype, platform)
+    max_context = resolve_context(config, checkpoint.config)
+    step = resolve_step(config.step, Decoder(checkpoint.config, PagedAttention()))
+    params = checkpoint.load(dtype=dtype, progress=progress)
+    num_pages = config.num_pages or pool_size(config, checkpoint.config, params, dtype, max_context)
+
+    pool = PagePool(num_pages, config.page_size)
+    scheduler = Scheduler(
+        pool,
+        max_rows=config.max_rows,
+        token_budget=config.token_budget,
+        max_context=max_context,
+    )
+    state = empty_state(
+        checkpoint.config,
+        num_pages=num_pages,
+        page_size=config.page_size,
+        max_rows=config.max_rows,
+        dtype=dtype,
+    )
+    executor = compiled_executor(config, step, params, state, scheduler.max_context, progress)
+    description = (
+        f"{jax.devices()[0].device_kind}, {dtype.name}, {pool.num_total} pages of "
+        f"{pool.page_size} tokens, context {scheduler.max_context}, {config.max_rows} rows, "
+        f"{config.token_budget} tokens a step"
+    )
+    return LoadedEngine(Engine(scheduler, executor), checkpoint.config.vocab_size, description)
+
+
+def use_compilation_cache(folder: Path) -> None:
+    """Keep every executable, so that a second start compiles nothing."""
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def compiled_executor(
+    config: EngineConfig,
+    step: StepFn,
+    params: Any,
+    state: DeviceState,
+    max_context: int,
+    progress: Progress | None,
+) -> JaxExecutor:
+    """Compile the whole ladder of shapes for these sizes."""
+    shapes = step_shapes(
+        max_rows=config.max_rows,
+        token_budget=config.token_budget,
+        max_context=max_context,
+        page_size=config.page_size,
+    )
+    threads = max(1, min(len(shapes), os.cpu_count() or 1))
+    steps = compile_steps(step, params, state, shapes, threads=threads, progress=progress)
+    return JaxExecutor(params, state, steps)
+
+
+def resolve_dtype(name: str | None, platform: str) -> jnp.dtype:
+    """The dtype of weights, activations and cache: float32 on a CPU, bfloat16 elsewhere."""
+    if name is None:
+        name = "float32" if platform == "cpu" else "bfloat16"
+    if name not in ("float32", "bfloat16", "float16"):
+        raise ConfigError(f"dtype {name!r} is not one of float32, bfloat16, float16")
+    return jnp.dtype(name)
+
+
+def resolve_context(config: EngineConfig, model: ModelConfig) -> int:
+    """The most tokens a sequence may hold."""
+    if config.max_context is None:
+        return model.max_context
+    if config.max_context > model.max_context:
+        raise ConfigError(
+            f"a context of {config.max_context} tokens is beyond the {model.max_context} "
+            "the model was made for"
+        )
+    return config.max_context
+
+
+def resolve_step(name: str | None, decoder: Decoder) -> StepFn:
+    """The default step, or the one that `package.module:factory` makes for the model."""
+    if name is None:
+        return make_step(decoder)
+    module, _, factory = name.partition(":")
+    try:
+        make = cast(StepFactory, getattr(importlib.import_module(module), factory))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"--step {name!r}: {error}; expected package.module:factory, importable from here"
+        ) from error
+    return make(decoder)
+
+
+def pool_size(
+    config: EngineConfig, model: ModelConfig, params: Any, dtype: jnp.dtype, max_context: int
+) -> int:
+    """Pages that fit beside the weights, but no more than all rows can use."""
+    device = jax.devices()[0]
+    total = device_bytes(device)
+    fraction = config.memory_fraction or MEMORY_FRACTION.get(device.platform, 0.9)
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    # On a CPU the fraction is for the pages alone: the weights may well be larger than it.
+    taken = 0 if device.platform == "cpu" else weights + STEP_RESERVE_BYTES
+    page_bytes = kv_bytes_per_token(model, dtype.itemsize) * config.page_size
+    fitting = int(fraction * total - taken) // page_bytes
+    if fitting < 2:
+        raise ConfigError(
+            f"{weights / 1e9:.1f} GB of weights leave no room for pages in {fraction:.0%} of the "
+            f"device's {total / 1e9:.1f} GB: use a smaller model or dtype, a larger "
+            "--memory-fraction, or set --num-pages"
+        )
+    usable = config.max_rows * -(-max_context // config.page_size)
+    return min(fitting, usable) + 1
+
+
+def device_bytes(device: jax.Device) -> int:
+    """Memory of the device; of the whole machine for a CPU."""
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,206 @@
+"""The engine process: frames in, an engine, frames out. Started by the server's supervisor.
+
+    python -m jaxserve.worker --config JSON --socket PATH
+
+One thread reads the socket into a queue; the main thread runs the engine and writes. A failed
+step is fatal on purpose: the donated device state is gone, and the supervisor starts afresh.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+
+import jax
+
+from checkpoints import CheckpointError
+from jaxserve.config import EngineConfig, decode_engine_config
+from jaxserve.engine import Engine
+from jaxserve.errors import ConfigError, JaxserveError, RequestError
+from jaxserve.frames import (
+    LENGTH,
+    Abort,
+    Events,
+    Failed,
+    FromWorker,
+    Progress,
+    Ready,
+    Stats,
+    Submit,
+    ToWorker,
+    decode_to_worker,
+    encode_frame,
+)
+from jaxserve.request import TokenEvent
+from jaxserve.startup import load_engine
+
+logger = logging.getLogger("jaxserve.worker")
+
+HEARTBEAT = 0.5
+"""Seconds between Stats frames."""
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+class Link:
+    """The worker's end of the socket. `send` may be called from any thread."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        self._sending = threading.Lock()
+        self.inbox: queue.SimpleQueue[ToWorker | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="frames", daemon=True).start()
+
+    def send(self, frame: FromWorker) -> None:
+        data = encode_frame(frame)
+        with self._sending:
+            self._socket.sendall(data)
+
+    def _read(self) -> None:
+        """Queue every frame; None once the server is gone."""
+        try:
+            with self._socket.makefile("rb") as stream:
+                while header := stream.read(LENGTH.size):
+                    (length,) = LENGTH.unpack(header)
+                    self.inbox.put(decode_to_worker(stream.read(length)))
+        except (OSError, ValueError) as error:
+            logger.error("the server's frames broke off: %s", error)
+        finally:
+            self.inbox.put(None)
+
+
+class CompilationCounter:
+    """Counts what XLA compiles from `start` on. Serving must never make it move."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._counting = False
+        jax.monitoring.register_event_duration_secs_listener(self._on_event)
+
+    def start(self) -> None:
+        self._counting = True
+
+    def _on_event(self, event: str, duration_secs: float, **details: str | int) -> None:
+        if self._counting and event == COMPILE_EVENT:
+            self.count += 1
+            logger.error(
+                "compiled for %.1f s while serving: a step shape was missed", duration_secs
+            )
+
+
+class Worker:
+    """Serves one engine over one link, until the link closes."""
+
+    def __init__(self, engine: Engine, link: Link, compilations: CompilationCounter) -> None:
+        self._engine = engine
+        self._link = link
+        self._compilations = compilations
+        self._next_stats = 0.0
+
+    def run(self) -> None:
+        """Step while there is work; sleep on the inbox while there is none."""
+        while self._take_frames():
+            events = self._engine.step() if self._engine.has_work else []
+            if events:
+                self._link.send(Events(tuple(events)))
+            if time.monotonic() >= self._next_stats:
+                self._next_stats = time.monotonic() + HEARTBEAT
+                self._link.send(self._stats())
+
+    def _take_frames(self) -> bool:
+        """Act on every frame that has come. False when the server is gone."""
+        try:
+            if self._engine.has_work:
+                frame = self._link.inbox.get_nowait()
+            else:
+                frame = self._link.inbox.get(timeout=HEARTBEAT)
+            while frame is not None:
+                self._act(frame)
+                frame = self._link.inbox.get_nowait()
+        except queue.Empty:
+            return True
+        return False
+
+    def _act(self, frame: ToWorker) -> None:
+        match frame:
+            case Submit(requests):
+                for request in requests:
+                    try:
+                        self._engine.add(request)
+                    except RequestError as error:
+                        refusal = TokenEvent(
+                            request.request_id, None, finish_reason="error", message=str(error)
+                        )
+                        self._link.send(Events((refusal,)))
+            case Abort(request_ids):
+                for request_id in request_ids:
+                    self._engine.abort(request_id)
+
+    def _stats(self) -> Stats:
+        scheduler, counters = self._engine.scheduler, self._engine.counters
+        return Stats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            pages_total=scheduler.pool.num_total,
+            pages_live=scheduler.pool.num_live,
+            steps=counters.steps,
+            prompt_tokens=counters.prompt_tokens,
+            output_tokens=counters.output_tokens,
+            preemptions=scheduler.num_preemptions,
+            compilations=self._compilations.count,
+            step_seconds=counters.step_seconds,
+        )
+
+
+def serve(config: EngineConfig, link: Link) -> None:
+    """Load, say ready, run."""
+    loaded = load_engine(
+        config, progress=lambda message, done, total: link.send(Progress(message, done, total))
+    )
+    compilations = CompilationCounter()
+    compilations.start()
+    link.send(Ready(loaded.vocab_size, loaded.engine.scheduler.max_context, loaded.description))
+    Worker(loaded.engine, link, compilations).run()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a worker. Returns the exit code: 0 if the server went away, 1 if the worker failed."""
+    parser = argparse.ArgumentParser(prog="python -m jaxserve.worker")
+    parser.add_argument("--config", required=True, help="EngineConfig as JSON")
+    parser.add_argument("--socket", required=True, help="unix socket the server listens on")
+    flags = parser.parse_args(argv)
+    # Ctrl-C in a terminal reaches the whole process group; when to stop is the server's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    link = Link(flags.socket)
+    try:
+        serve(decode_engine_config(flags.config), link)
+    except (CheckpointError, ConfigError) as error:
+        return _fail(link, str(error))
+    except BrokenPipeError:
+        return 0  # the server is gone
+    except Exception as error:
+        traceback.print_exc()
+        kind = "" if isinstance(error, JaxserveError) else f"{type(error).__name__}: "
+        return _fail(link, f"{kind}{error}")
+    return 0
+
+
+def _fail(link: Link, message: str) -> int:
+    try:
+        link.send(Failed(message))
+    except OSError:
+        logger.error("%s", message)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
