@@ -1,6 +1,8 @@
 """What the server accepts, and how it refuses the rest: 4xx, JSON, and nobody else is hurt."""
 
 import json
+import logging
+import threading
 
 import pytest
 from toy_server import MAX_CONTEXT, MODEL_NAME, running_server
@@ -221,8 +223,6 @@ def test_stop_token_ids_outside_the_vocabulary_are_refused(server, ids):
 
 
 def test_a_neighbour_is_unchanged_by_refusals(server):
-    import threading
-
     results = []
     prompt = [SLOW, *b"unchanged"]
     thread = threading.Thread(target=lambda: results.append(server.complete(prompt, stream=True)))
@@ -445,3 +445,15 @@ def test_a_request_id_comes_back(server):
     unfit = server.post(COMPLETIONS, b"[", **{"X-Request-Id": "x" * 200})
     assert unfit.headers["X-Request-Id"].startswith("req-")
     assert json.loads(unfit.body)["error"]["message"]
+
+
+def test_the_access_log_has_one_line_per_request_and_is_off_by_default(server, caplog):
+    assert not logging.getLogger("jaxserve.access").isEnabledFor(logging.INFO)
+    with caplog.at_level(logging.INFO, logger="jaxserve.access"):
+        server.complete("ab")
+        server.request("GET", "/nothing%0Ainjected")
+    lines = [r.getMessage() for r in caplog.records if r.name == "jaxserve.access"]
+    assert [line.rsplit(" ", 3)[0] for line in lines] == [
+        "POST /v1/completions 200",
+        "GET /nothing%0Ainjected 404",
+    ]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from toy_server import MAX_CONTEXT, TIMEOUT, WORKER, sse_lines, strict_json, toy_app
+from toy_server import MAX_CONTEXT, PATHS, TIMEOUT, WORKER, sse_lines, strict_json, toy_app
 from toy_worker import SLOW
 
 from jaxserve.config import ServerConfig
@@ -21,7 +21,7 @@ from jaxserve.server.supervisor import Patience
 
 SERVER = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {paths}
 from toy_server import WORKER, toy_app
 from jaxserve.config import ServerConfig
 from jaxserve.server.run import run
@@ -39,14 +39,12 @@ sys.exit(code)
 @contextmanager
 def server_process(*flags, drain_timeout=5.0):
     """(process, port) of a server in a process of its own, which the test must end."""
-    here = Path(__file__).parent
-    source = SERVER.format(tests=str(here), drain_timeout=drain_timeout, flags=list(flags))
+    source = SERVER.format(paths=PATHS, drain_timeout=drain_timeout, flags=list(flags))
     process = subprocess.Popen(
         [sys.executable, "-c", source],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=here.parent,
     )
     try:
         line = process.stdout.readline()
@@ -100,6 +98,18 @@ def test_an_idle_server_exits_with_0_at_once(number):
         out, err = process.communicate(timeout=TIMEOUT)
         assert (process.returncode, err) == (0, "")
         assert out == "modules:\n"  # and neither jax nor flax was ever imported
+
+
+def test_a_server_whose_worker_is_still_starting_stops_too():
+    started = time.monotonic()
+    config = ServerConfig(port=0)
+    app = toy_app(config, [*WORKER, "--start-seconds", "60"], Patience(5.0))
+
+    def stop(progress):
+        signal.raise_signal(signal.SIGTERM)
+
+    assert run(app, config, on_progress=stop) == 0
+    assert time.monotonic() - started < 5
 
 
 def test_a_running_stream_finishes_and_nobody_new_comes_in():

@@ -6,7 +6,7 @@ import sys
 import threading
 
 import pytest
-from toy_server import TIMEOUT, WORKER, running_server, sse_lines, strict_json, toy_app
+from toy_server import BROKEN, TIMEOUT, WORKER, running_server, sse_lines, strict_json, toy_app
 from toy_worker import DIE, ERROR, FAIL, HANG, SLOW
 
 from jaxserve.config import ServerConfig
@@ -97,6 +97,19 @@ def test_a_failure_of_one_request_leaves_the_others_alone(server):
     assert one_of_two.status == 500
     neighbour.join(TIMEOUT)
     assert results[0].text() == "fine"
+
+
+def test_a_fault_of_the_server_itself_is_an_error_without_its_insides(server, caplog):
+    whole = server.complete([*b"ab", BROKEN])
+    assert (whole.status, whole.error["type"]) == (500, "server_error")
+    streamed = server.complete([*b"ab", SLOW, BROKEN], stream=True)
+    *events, last = sse_lines(streamed.body)
+    assert "".join(strict_json(event.encode())["choices"][0]["text"] for event in events) == "ab"
+    error = strict_json(last.encode())["error"]
+    assert error["message"] == whole.error["message"]
+    assert "bug" not in error["message"]
+    assert [r.exc_info[0] for r in caplog.records if r.levelname == "ERROR"] == [KeyError] * 2
+    assert server.metric("jaxserve_broken_streams_total") >= 1
 
 
 def test_no_request_waits_for_a_worker_that_is_not_there():

@@ -30,9 +30,18 @@ from jaxserve.server.supervisor import Patience
 MODEL_NAME = "toy/echo"
 MAX_CONTEXT = 64
 TIMEOUT = 10.0
-WORKER = [sys.executable, str(Path(__file__).parent / "toy_worker.py")]
+PATHS = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+"""Where a process of its own finds the toys and, if it is not installed, jaxserve."""
+WORKER = [
+    sys.executable,
+    "-c",
+    f"import sys; sys.path[:0] = {PATHS}; import toy_worker as w; w.main()",
+]
 
 PIECES = {257: b"LM", 258: b"OP", 259: b" tea", 260: b"  ", 261: b"\xf0\x9f", 262: b"MNO"}
+
+BROKEN = 295
+"""A token the toy tokenizer fails on."""
 
 MODEL = ModelConfig(
     family="llama",
@@ -97,6 +106,8 @@ class ToyDetokenizer:
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
+        if token_id == BROKEN:
+            raise KeyError("the toy tokenizer has a bug")
         if token_id == EOS and self.skip:
             return ""
         return self.decoder.decode(self.tokenizer.token_bytes(token_id))

@@ -161,6 +161,14 @@ class ToyWorker:
 
 
 def main() -> None:
+    """Run until the server hangs up or a fault says otherwise."""
+    try:
+        serve()
+    except (BrokenPipeError, ConnectionResetError, msgspec.DecodeError):
+        sys.exit(0)
+
+
+def serve() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket", required=True)
     parser.add_argument("--max-context", type=int, default=64)
@@ -179,10 +187,3 @@ def main() -> None:
             sys.exit(1)
         worker.send(Ready(VOCAB_SIZE, options.max_context, "a toy"))
         worker.run()
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except (BrokenPipeError, ConnectionResetError, msgspec.DecodeError):
-        sys.exit(0)
