@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from toy_server import ToyTokenizer
+from toy_model import ToyTokenizer
 from toy_worker import EOS, VOCAB_SIZE
 
 from jaxserve.errors import EngineStopped

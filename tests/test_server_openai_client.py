@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from toy_server import MODEL_NAME, TIMEOUT, running_server
+from toy_model import MODEL_NAME
+from toy_server import TIMEOUT, running_server
 from toy_worker import DIE, SLOW
 
 openai = pytest.importorskip("openai")

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from toy_server import MAX_CONTEXT, PATHS, TIMEOUT, WORKER, sse_lines, strict_json, toy_app
+from toy_model import MAX_CONTEXT
+from toy_server import PATHS, TIMEOUT, WORKER, sse_lines, strict_json, toy_app
 from toy_worker import SLOW
 
 from jaxserve.config import ServerConfig

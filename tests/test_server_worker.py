@@ -6,7 +6,8 @@ import sys
 import threading
 
 import pytest
-from toy_server import BROKEN, TIMEOUT, WORKER, running_server, sse_lines, strict_json, toy_app
+from toy_model import BROKEN
+from toy_server import TIMEOUT, WORKER, running_server, sse_lines, strict_json, toy_app
 from toy_worker import DIE, ERROR, FAIL, HANG, SLOW
 
 from jaxserve.config import ServerConfig

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import http.client
 import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from toy_worker import EOS, VOCAB_SIZE
+from toy_model import MAX_CONTEXT, MODEL, MODEL_NAME, ToyTokenizer
 
-from checkpoints.model_config import LayerConfig, ModelConfig, Rope
 from jaxserve.config import ServerConfig
-from jaxserve.errors import RequestError
 from jaxserve.frames import Progress
 from jaxserve.server.app import make_app
 from jaxserve.server.run import Stop, serve
 from jaxserve.server.service import SERVICE, Service
 from jaxserve.server.supervisor import Patience
 
-MODEL_NAME = "toy/echo"
-MAX_CONTEXT = 64
 TIMEOUT = 10.0
 PATHS = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 """Where a process of its own finds the toys and, if it is not installed, jaxserve."""
@@ -37,83 +32,6 @@ WORKER = [
     "-c",
     f"import sys; sys.path[:0] = {PATHS}; import toy_worker as w; w.main()",
 ]
-
-PIECES = {257: b"LM", 258: b"OP", 259: b" tea", 260: b"  ", 261: b"\xf0\x9f", 262: b"MNO"}
-
-BROKEN = 295
-"""A token the toy tokenizer fails on."""
-
-MODEL = ModelConfig(
-    family="llama",
-    vocab_size=VOCAB_SIZE,
-    width=8,
-    mlp_width=8,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=8,
-    layers=(LayerConfig(None, Rope()),),
-    norm_eps=1e-5,
-    activation="silu",
-    tied_head=True,
-    qkv_bias=False,
-    qk_norm=False,
-    sandwich_norm=False,
-    embed_scale=1.0,
-    attention_scale=1.0,
-    final_softcap=None,
-    max_context=MAX_CONTEXT,
-    bos_id=None,
-    eos_ids=(EOS,),
-)
-
-
-class ToyTokenizer:
-    """Bytes 0 to 255, EOS, and a few pieces. Text is encoded byte by byte."""
-
-    def encode_prompt(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        *,
-        add_generation_prompt: bool = True,
-        template_arguments: Mapping[str, object] | None = None,
-    ) -> list[int]:
-        if [m["role"] for m in messages].count("system") > 1:
-            raise RequestError("only one system message, please", param="messages")
-        text = "".join(message["content"] for message in messages)
-        return list(text.encode()) + [ord(">")] * add_generation_prompt
-
-    def token_bytes(self, token_id: int) -> bytes:
-        if token_id < 256:
-            return bytes([token_id])
-        return PIECES.get(token_id, b"<eos>" if token_id == EOS else b"")
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        text = self.detokenizer((), skip_special_tokens=skip_special_tokens)
-        return "".join(map(text.push, ids)) + text.flush()
-
-    def detokenizer(
-        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
-    ) -> ToyDetokenizer:
-        return ToyDetokenizer(self, skip_special_tokens)
-
-
-class ToyDetokenizer:
-    def __init__(self, tokenizer: ToyTokenizer, skip_special_tokens: bool) -> None:
-        self.tokenizer, self.skip = tokenizer, skip_special_tokens
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, token_id: int) -> str:
-        if token_id == BROKEN:
-            raise KeyError("the toy tokenizer has a bug")
-        if token_id == EOS and self.skip:
-            return ""
-        return self.decoder.decode(self.tokenizer.token_bytes(token_id))
-
-    def flush(self) -> str:
-        return self.decoder.decode(b"", final=True)
 
 
 @dataclass
@@ -296,3 +214,12 @@ def running_server(
         thread.join(TIMEOUT)
         assert not thread.is_alive()
     assert server.exit_code == [0]
+
+
+def refusal(reply: Reply, param: str | None = None) -> str:
+    """The message of a 400 that blames `param`."""
+    assert reply.status == 400, reply.body
+    error = reply.error
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert error["message"]
+    return error["message"]
