@@ -1,0 +1,123 @@
+"""Who may know what. The table is the architecture; an import outside it fails here."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("jaxserve", "checkpoints", "pallas_kernels")
+
+# Module prefix -> what of this repository it may import. The longest prefix wins.
+TYPES = ("checkpoints.model_config", "jaxserve.config", "jaxserve.errors", "jaxserve.request")
+DEVICE = ("jaxserve.batch", "jaxserve.models", "jaxserve.sampling", "pallas_kernels")
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "pallas_kernels": ("pallas_kernels",),
+    "checkpoints": ("checkpoints",),
+    "jaxserve.errors": (),
+    "jaxserve.request": (),
+    "jaxserve.config": (),
+    "jaxserve.frames": ("jaxserve.request",),
+    "jaxserve.batch": ("jaxserve.request",),
+    "jaxserve.models": (*TYPES, "jaxserve.batch", "jaxserve.models", "pallas_kernels"),
+    "jaxserve.sampling": ("jaxserve.batch",),
+    "jaxserve.step": DEVICE,
+    "jaxserve.pages": (),
+    "jaxserve.scheduler": ("jaxserve.errors", "jaxserve.pages", "jaxserve.request"),
+    "jaxserve.packing": ("jaxserve.batch", "jaxserve.request", "jaxserve.scheduler"),
+    "jaxserve.executor": (
+        *TYPES,
+        "jaxserve.batch",
+        "jaxserve.models",
+        "jaxserve.packing",
+        "jaxserve.scheduler",
+        "jaxserve.step",
+    ),
+    "jaxserve.engine": ("jaxserve.executor", "jaxserve.request", "jaxserve.scheduler"),
+    "jaxserve.tokenizer": (
+        *TYPES,
+        "jaxserve.chat_template",
+        "jaxserve.detokenizer",
+    ),
+    "jaxserve.detokenizer": TYPES,
+    "jaxserve.chat_template": (*TYPES, "jaxserve.template_sandbox"),
+    "jaxserve.template_sandbox": TYPES,
+    "jaxserve.stop_strings": (),
+    "jaxserve.terminal": (),
+    "jaxserve.server": (
+        *TYPES,
+        "jaxserve.detokenizer",
+        "jaxserve.frames",
+        "jaxserve.server",
+        "jaxserve.stop_strings",
+        "jaxserve.tokenizer",
+    ),
+    # Where everything is wired together.
+    "jaxserve.startup": PACKAGES,
+    "jaxserve.worker": PACKAGES,
+    "jaxserve.cli": PACKAGES,
+    "jaxserve.__main__": PACKAGES,
+    "jaxserve": PACKAGES,
+}
+
+# Tested in milliseconds, and part of processes that must stay small: no jax, however indirectly.
+WITHOUT_JAX = (
+    "checkpoints",
+    "jaxserve.cli",
+    "jaxserve.config",
+    "jaxserve.frames",
+    "jaxserve.pages",
+    "jaxserve.scheduler",
+    "jaxserve.server.app",
+    "jaxserve.server.run",
+    "jaxserve.tokenizer",
+)
+
+
+def modules() -> list[tuple[str, Path]]:
+    found = []
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found.append((name, path))
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of this repository that a file imports anywhere, functions included."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide who knows whom"
+            names.add(node.module or "")
+    return {name for name in names if name.split(".")[0] in PACKAGES}
+
+
+def covers(prefix: str, name: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+@pytest.mark.parametrize(("name", "path"), modules(), ids=lambda value: str(value).split("/")[-1])
+def test_a_module_imports_only_what_its_layer_may_know(name, path):
+    rule = max((prefix for prefix in ALLOWED if covers(prefix, name)), key=len)
+    assert rule != "jaxserve" or name == "jaxserve", f"{name} needs a line in ALLOWED"
+    strangers = {
+        imported
+        for imported in imports(path)
+        if not any(covers(allowed, imported) for allowed in ALLOWED[rule])
+    }
+    assert not strangers, f"{name} (rule {rule!r}) may not import {sorted(strangers)}"
+
+
+@pytest.mark.parametrize("name", WITHOUT_JAX)
+def test_it_does_not_load_jax(name):
+    check = f"import sys, {name}; sys.exit(any(m in sys.modules for m in ('jax', 'flax', 'orbax')))"
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False, timeout=60)
+    assert done.returncode == 0
