@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib.metadata import PackageNotFoundError, version
 
 from aiohttp import web
@@ -61,10 +61,36 @@ def make_app(
         on_progress=lambda progress: service.on_progress(progress),
     )
 
-    async def keep_worker(app: web.Application) -> AsyncIterator[None]:
-        async def supervise() -> None:
-            service.gave_up = await supervisor.run()
+    app = web.Application(middlewares=[guard], client_max_size=config.max_body_bytes)
+    app[SERVICE] = service
+    app.on_response_prepare.append(add_request_id)
+    app.cleanup_ctx.append(keep_worker(service, supervisor))
+    app.add_routes(routes())
+    return app
 
+
+def routes() -> list[web.RouteDef]:
+    """Every path this server knows."""
+    return [
+        web.post("/v1/completions", completions),
+        web.post("/v1/chat/completions", chat_completions),
+        web.get("/v1/models", list_models),
+        web.get("/v1/models/{name:.+}", show_model),
+        web.get("/health", health),
+        web.get("/metrics", metrics),
+        web.get("/version", show_version),
+    ]
+
+
+def keep_worker(
+    service: Service, supervisor: Supervisor
+) -> Callable[[web.Application], AsyncIterator[None]]:
+    """A cleanup context: the worker lives as long as the application."""
+
+    async def supervise() -> None:
+        service.gave_up = await supervisor.run()
+
+    async def context(app: web.Application) -> AsyncIterator[None]:
         app[SUPERVISION] = task = asyncio.create_task(supervise())
         yield
         task.cancel()
@@ -72,25 +98,11 @@ def make_app(
             await task
         service.pool.shutdown(wait=False, cancel_futures=True)
 
-    app = web.Application(middlewares=[guard], client_max_size=config.max_body_bytes)
-    app[SERVICE] = service
-    app.on_response_prepare.append(add_request_id)
-    app.cleanup_ctx.append(keep_worker)
-    app.add_routes(
-        [
-            web.post("/v1/completions", completions),
-            web.post("/v1/chat/completions", chat_completions),
-            web.get("/v1/models", list_models),
-            web.get("/v1/models/{name:.+}", show_model),
-            web.get("/health", health),
-            web.get("/metrics", metrics),
-            web.get("/version", show_version),
-        ]
-    )
-    return app
+    return context
 
 
 def json_response(reply: object, status: int = 200) -> web.Response:
+    """`reply` as JSON; msgspec Structs and plain dicts alike."""
     return web.Response(body=encode(reply), status=status, content_type="application/json")
 
 

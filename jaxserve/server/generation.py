@@ -153,7 +153,6 @@ def plan(
         )
     chat = isinstance(body, ChatBody)
     answer_id = prefix + secrets.token_hex(12)
-    stop = stop_strings(body.stop)
     sampling = sampling_params(body, limits, top_logprobs)
     seeds = choice_seeds(body.seed, len(prompts), n)
     requests: list[Request] = []
@@ -166,7 +165,7 @@ def plan(
         answer_id=answer_id,
         prompts=prompts,
         requests=tuple(requests),
-        stop=stop,
+        stop=stop_strings(body.stop),
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         echo=isinstance(body, CompletionBody) and bool(body.echo),

@@ -66,29 +66,25 @@ class Metrics:
         registry = CollectorRegistry(auto_describe=False)
         self.worker = Stats()
         self._registry = registry
-        self._first_token = Histogram(
+        self._first_token = self._histogram(
             "jaxserve_time_to_first_token_seconds",
             "From the arrival of a request to the first token of each of its sequences.",
-            registry=registry,
-            buckets=FIRST_TOKEN_BUCKETS,
+            FIRST_TOKEN_BUCKETS,
         )
-        self._per_token = Histogram(
+        self._per_token = self._histogram(
             "jaxserve_time_per_output_token_seconds",
             "Mean time per token after the first, one value per finished sequence.",
-            registry=registry,
-            buckets=NEXT_TOKEN_BUCKETS,
+            NEXT_TOKEN_BUCKETS,
         )
-        self._between_tokens = Histogram(
+        self._between_tokens = self._histogram(
             "jaxserve_inter_token_seconds",
             "Time between neighbouring tokens of a sequence.",
-            registry=registry,
-            buckets=NEXT_TOKEN_BUCKETS,
+            NEXT_TOKEN_BUCKETS,
         )
-        self._queue = Histogram(
+        self._queue = self._histogram(
             "jaxserve_server_queue_seconds",
             "From the arrival of a request until its sequences were handed to the worker.",
-            registry=registry,
-            buckets=FIRST_TOKEN_BUCKETS,
+            FIRST_TOKEN_BUCKETS,
         )
         self.requests = Counter(
             "jaxserve_requests",
@@ -106,6 +102,9 @@ class Metrics:
         )
         open_gauge.set_function(open_sequences)
         registry.register(self)  # for what `collect` yields
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, registry=self._registry, buckets=buckets)
 
     def collect(self) -> Iterator[Metric]:
         """The worker's numbers, as prometheus-client wants them."""

@@ -93,14 +93,7 @@ async def serve(
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.host, config.port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {config.host}:{config.port} ({error.strerror}): "
-                "choose another port"
-            ) from error
+        site = await listen(runner, config)
         greeting = asyncio.create_task(
             greet(service, config.host, runner.addresses[0][1], on_ready)
         )
@@ -119,6 +112,18 @@ async def serve(
         return 0
     finally:
         await runner.cleanup()
+
+
+async def listen(runner: web.AppRunner, config: ServerConfig) -> web.TCPSite:
+    """Open the address. ConfigError if that cannot be done."""
+    site = web.TCPSite(runner, config.host, config.port)
+    try:
+        await site.start()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port} ({error.strerror}): choose another port"
+        ) from error
+    return site
 
 
 async def greet(service: Service, host: str, port: int, on_ready: Callable[[str], None]) -> None:

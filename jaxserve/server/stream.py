@@ -6,19 +6,19 @@ import msgspec
 
 from jaxserve.server.choice import Delta
 from jaxserve.server.generation import Generation
-from jaxserve.server.logprobs import chat_logprobs, completion_logprobs
+from jaxserve.server.logprobs import chat_logprobs
 from jaxserve.server.replies import (
     ChatChunk,
     ChatChunkChoice,
     ChatDelta,
     Completion,
-    CompletionChoice,
     ErrorDetail,
     ErrorReply,
     Usage,
     encode,
 )
 from jaxserve.server.text import Tokenizer
+from jaxserve.server.whole import completion_choice
 
 DONE = b"data: [DONE]\n\n"
 NOTHING = Delta("", (), None)
@@ -72,10 +72,7 @@ class ChunkEncoder:
             content = ChatDelta(content=delta.text) if delta.text else ChatDelta()
             return self._chat_chunk(index, content, delta)
         top = self._generation.top_logprobs
-        scores = None
-        if top is not None:
-            scores = completion_logprobs(delta.scored, self._tokenizer, top)
-        choice = CompletionChoice(index, delta.text, scores, delta.finish_reason)
+        choice = completion_choice(index, delta, self._tokenizer, top)
         answer_id = self._generation.answer_id
         return event(Completion(answer_id, self._created, self._model, [choice], self._usage))
 

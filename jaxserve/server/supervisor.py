@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import tempfile
 from asyncio.subprocess import Process
@@ -120,7 +121,7 @@ class Supervisor:
             if connected.done():
                 was_ready, reason = await self._converse(*connected.result())
                 if reason is not None:
-                    process.kill()  # it hangs: asking would take for ever
+                    send_signal(process, signal.SIGKILL)  # it hangs: asking would take for ever
                     return was_ready, reason
             else:
                 was_ready = False
@@ -159,14 +160,21 @@ class Supervisor:
 
     async def _end(self, process: Process, exited: asyncio.Task[int]) -> None:
         """Make sure the process is gone: it is asked first."""
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            await asyncio.wait({exited}, timeout=self._patience.stop_timeout)
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if process.returncode is None:
+                send_signal(process, number)
+                await asyncio.wait({exited}, timeout=self._patience.stop_timeout)
         await exited
+
+
+def send_signal(process: Process, number: signal.Signals) -> None:
+    """Signal a process that may be ending by itself at this very moment.
+
+    `Process.terminate` would look whether it has, and by looking take the exit status away from
+    asyncio, which then reports 255.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, number)
 
 
 def describe_exit(code: int | None) -> str:

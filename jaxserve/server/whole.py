@@ -39,33 +39,21 @@ def whole_answer(
     """The body of a response that is not streamed. `choices` is in order of index."""
     top = generation.top_logprobs
     if generation.chat:
-        return ChatCompletion(
-            generation.answer_id,
-            created,
-            model,
-            [
-                ChatChoice(
-                    index,
-                    ChatMessage(choice.text),
-                    None if top is None else chat_logprobs(choice.scored, tokenizer, top),
-                    choice.finish_reason,
-                )
-                for index, choice in enumerate(choices)
-            ],
-            usage,
-        )
-    return Completion(
-        generation.answer_id,
-        created,
-        model,
-        [
-            CompletionChoice(
-                index,
-                choice.text,
-                None if top is None else completion_logprobs(choice.scored, tokenizer, top),
-                choice.finish_reason,
-            )
-            for index, choice in enumerate(choices)
-        ],
-        usage,
-    )
+        turns = [chat_choice(i, choice, tokenizer, top) for i, choice in enumerate(choices)]
+        return ChatCompletion(generation.answer_id, created, model, turns, usage)
+    texts = [completion_choice(i, choice, tokenizer, top) for i, choice in enumerate(choices)]
+    return Completion(generation.answer_id, created, model, texts, usage)
+
+
+def chat_choice(index: int, choice: Delta, tokenizer: Tokenizer, top: int | None) -> ChatChoice:
+    """One choice of a chat; `top` is the number of alternatives, None for no log-probabilities."""
+    scores = None if top is None else chat_logprobs(choice.scored, tokenizer, top)
+    return ChatChoice(index, ChatMessage(choice.text), scores, choice.finish_reason)
+
+
+def completion_choice(
+    index: int, choice: Delta, tokenizer: Tokenizer, top: int | None
+) -> CompletionChoice:
+    """One choice of a completion, or of one of its chunks."""
+    scores = None if top is None else completion_logprobs(choice.scored, tokenizer, top)
+    return CompletionChoice(index, choice.text, scores, choice.finish_reason)
