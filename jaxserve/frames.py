@@ -82,9 +82,14 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", tag_field="type"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", tag_field="type"):
-    """Worker to server, last frame: why this worker is about to exit."""
+    """Worker to server, last frame: why this worker is about to exit.
+
+    Attributes:
+        final: another worker would fail the same way, as with a wrong setting.
+    """
 
     message: str
+    final: bool = False
 
 
 ToWorker = Submit | Abort

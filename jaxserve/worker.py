@@ -184,7 +184,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         serve(decode_engine_config(flags.config), link)
     except (CheckpointError, ConfigError) as error:
-        return _fail(link, str(error))
+        return _fail(link, str(error), final=True)
     except BrokenPipeError:
         return 0  # the server is gone
     except Exception as error:
@@ -194,9 +194,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _fail(link: Link, message: str) -> int:
+def _fail(link: Link, message: str, *, final: bool = False) -> int:
     try:
-        link.send(Failed(message))
+        link.send(Failed(message, final))
     except OSError:
         logger.error("%s", message)
     return 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
+from live import LiveServer, live_server
 
 import checkpoints
 
@@ -44,3 +46,10 @@ def smollm2(model_store: checkpoints.Store) -> checkpoints.Checkpoint:
 def gemma3_270m(model_store: checkpoints.Store) -> checkpoints.Checkpoint:
     """The catalogue's base model, pulled."""
     return _pulled("gemma-3-270m", model_store)
+
+
+@pytest.fixture(scope="session")
+def live(smollm2: checkpoints.Checkpoint) -> Iterator[LiveServer]:
+    """The default model behind HTTP, shared by every test that only asks it things."""
+    with live_server() as server:
+        yield server

@@ -178,3 +178,9 @@ def test_the_server_gives_up_on_a_worker_that_never_starts(command, words, caplo
     assert "5 times" in lines[-1]
     assert words in lines[-1]
     assert "\n" not in lines[-1]
+
+
+def test_the_server_does_not_retry_what_can_only_fail_again(caplog):
+    exit_code, lines = give_up([*WORKER, "--fail", "no such model", "--final"], caplog)
+    assert exit_code == 1
+    assert "failed to start: no such model" in lines[-1]

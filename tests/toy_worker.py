@@ -175,6 +175,7 @@ def serve() -> None:
     parser.add_argument("--max-rows", type=int, default=64)
     parser.add_argument("--step-seconds", type=float, default=0.0)
     parser.add_argument("--fail", help="send Failed with this message instead of becoming ready")
+    parser.add_argument("--final", action="store_true", help="say that trying again is no use")
     parser.add_argument("--start-seconds", type=float, default=0.0)
     options = parser.parse_args()
     with socket.socket(socket.AF_UNIX) as connection:
@@ -183,7 +184,7 @@ def serve() -> None:
         worker.send(Progress("warming up", 1, 2))
         time.sleep(options.start_seconds)
         if options.fail is not None:
-            worker.send(Failed(options.fail))
+            worker.send(Failed(options.fail, options.final))
             sys.exit(1)
         worker.send(Ready(VOCAB_SIZE, options.max_context, "a toy"))
         worker.run()

@@ -86,6 +86,7 @@ class WorkerClient:
         first_ready: set once the first worker is ready, and for ever.
         metrics: takes the times of tokens and the worker's numbers.
         failed: why the last worker gave up, in its own words; None if it did not say.
+        hopeless: it said that another worker would fail the same way.
         last_heard: loop time of its newest frame.
     """
 
@@ -94,6 +95,7 @@ class WorkerClient:
         self.first_ready = asyncio.Event()
         self.metrics = Metrics(open_sequences=lambda: len(self._waiters))
         self.failed: str | None = None
+        self.hopeless = False
         self.last_heard = 0.0
         self._waiters: dict[str, Waiter] = {}
         self._writer: asyncio.StreamWriter | None = None
@@ -157,7 +159,7 @@ class WorkerClient:
             Whether it ever was ready.
         """
         loop = asyncio.get_running_loop()
-        self._writer, self.failed = writer, None
+        self._writer, self.failed, self.hopeless = writer, None, False
         self.metrics.worker = Stats()
         try:
             while True:
@@ -183,7 +185,7 @@ class WorkerClient:
                 self.ready = frame
                 self.first_ready.set()
             case Failed():
-                self.failed = frame.message
+                self.failed, self.hopeless = frame.message, frame.final
 
     def _dispatch(self, events: Sequence[TokenEvent]) -> None:
         now = perf_counter()

@@ -77,10 +77,11 @@ class Supervisor:
             failures = 0 if was_ready else failures + 1
             if was_ready and loop.time() - started > self._patience.stable_after:
                 delay = self._patience.first_delay
-            if failures >= self._patience.max_failures:
-                hopeless = f"the worker failed to start {failures} times: {reason}"
-                logger.error("%s", hopeless)
-                return hopeless
+            if self._client.hopeless or failures >= self._patience.max_failures:
+                times = "" if failures == 1 else f" {failures} times"
+                last_words = f"the engine failed to start{times}: {reason}"
+                logger.error("%s", last_words)
+                return last_words
             logger.warning("worker ended (%s); starting another in %.1f s", reason, delay)
             await asyncio.sleep(delay)
             delay = min(2 * delay, self._patience.longest_delay)
