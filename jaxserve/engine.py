@@ -40,7 +40,7 @@ class Engine:
         """
         self.scheduler = scheduler
         self.counters = Counters()
-        self._executor = executor
+        self.executor = executor
         self._look_ahead = look_ahead
         self._in_flight: Launched | None = None
         self._collected = time.perf_counter()
@@ -71,12 +71,12 @@ class Engine:
 
     def _launch(self) -> Launched | None:
         spans = self.scheduler.schedule()
-        return self._executor.launch(spans) if spans else None
+        return self.executor.launch(spans) if spans else None
 
     def _collect(self, launched: Launched | None) -> list[TokenEvent]:
         if launched is None:
             return []
-        drawn = self._executor.collect(launched)
+        drawn = self.executor.collect(launched)
         now = time.perf_counter()
         # With look-ahead a step is launched while the one before still runs.
         self.counters.step_seconds = now - max(launched.started, self._collected)

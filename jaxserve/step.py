@@ -13,7 +13,7 @@ from jaxserve.batch import (
     PageTable,
     StepOutput,
 )
-from jaxserve.models.decoder import Model
+from jaxserve.models.decoder import Decoder, Model
 from jaxserve.models.llama import Params
 from jaxserve.sampling import sample, token_logprobs
 
@@ -35,9 +35,9 @@ class StepFn(Protocol):
 
 
 class StepFactory(Protocol):
-    """Makes a `StepFn` for a model; what `--step package.module:factory` names."""
+    """Makes a `StepFn` for the model served; what `--step package.module:factory` names."""
 
-    def __call__(self, model: Model) -> StepFn: ...
+    def __call__(self, decoder: Decoder, /) -> StepFn: ...
 
 
 def make_step(model: Model) -> StepFn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,18 +66,36 @@ class Decoder:
         batch: BatchDescriptor,
         page_table: PageTable,
     ) -> tuple[jax.Array, tuple[LayerPages, ...]]:
-        config = self.config
+        outputs = tuple(self.run_layers(params, layers, token_ids, batch, page_table))
+        return self.final_norm(params, outputs[-1][0]), tuple(pages for _, pages in outputs)
+
+    def run_layers(
+        self,
+        params: Params,
+        layers: tuple[LayerPages, ...],
+        token_ids: jax.Array,
+        batch: BatchDescriptor,
+        page_table: PageTable,
+    ) -> Iterator[tuple[jax.Array, LayerPages]]:
+        """`forward` without the final norm, layer by layer: for steps that look in between.
+
+        Yields:
+            After each layer the residual stream [T, E] and the layer's pages with this step's
+            keys and values in them. A step has to return the pages of all layers.
+        """
         attend = self.attention.prepare(batch, page_table, layers[0])
         blocks = {
             layer: self._block(layer, batch.positions, attend)
-            for layer in dict.fromkeys(config.layers)
+            for layer in dict.fromkeys(self.config.layers)
         }
-        x = embed(config, params, token_ids)
-        written = []
-        for layer, weights, pages in zip(config.layers, params["layers"], layers, strict=True):
-            x, pages = blocks[layer](weights, x, pages)
-            written.append(pages)
-        return rms_norm(x, params["norm"], config.norm_eps), tuple(written)
+        x = embed(self.config, params, token_ids)
+        for layer, weights, pages in zip(self.config.layers, params["layers"], layers, strict=True):
+            x, written = blocks[layer](weights, x, pages)
+            yield x, written
+
+    def final_norm(self, params: Params, x: jax.Array) -> jax.Array:
+        """Of a residual stream [T, E], whichever layer's: what `unembed` takes."""
+        return rms_norm(x, params["norm"], self.config.norm_eps)
 
     def _block(self, layer: LayerConfig, positions: jax.Array, attend: Attend) -> BlockFn:
         """One kind of layer. Jitted so that it is traced once, not L times; XLA inlines it."""

@@ -1,0 +1,1 @@
+"""Step functions to copy. Run from the root of a clone: README.md says how."""
