@@ -1,0 +1,223 @@
+"""A server, measured from a client in a process of its own.
+
+    python -m bench.serve MODEL --concurrency 1 8 32 64 --json results.jsonl
+    python -m bench.serve --url http://127.0.0.1:8000 --vocab-size 49152
+
+Without --url it starts `jaxserve serve` on a free port, and stops it at the end. Any server that
+answers /v1/models and streams /v1/completions of token ids can be measured with --url.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import re
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+from rich.console import Console
+
+from bench.measure import (
+    WARM_UP_TOKENS,
+    BenchError,
+    Point,
+    Round,
+    Timeline,
+    add_flags,
+    at_least,
+    engine_flags,
+    facts,
+    figures,
+    print_table,
+    random_prompts,
+    write_point,
+)
+from checkpoints import CheckpointError, Store, open_checkpoint
+
+READY = re.compile(r"jaxserve ready on (?P<url>\S+) \(model .*?, (?P<engine>.*)\)")
+STOP_TIMEOUT = 20.0
+"""Seconds a server gets to stop after SIGTERM."""
+SILENCE_TIMEOUT = 600.0
+"""Seconds without a byte after which a stream counts as lost."""
+DATA, DONE = b"data: ", b"data: [DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server to measure.
+
+    Attributes:
+        url: of its root. engine: what it says about itself. vocab_size: of its model.
+    """
+
+    url: str
+    engine: str
+    vocab_size: int
+
+
+@asynccontextmanager
+async def running_server(flags: argparse.Namespace) -> AsyncIterator[Target]:
+    """`jaxserve serve` in a process of its own, gone when the block is left."""
+    vocab_size = open_checkpoint(flags.model, Store(flags.store)).config.vocab_size
+    command = [sys.executable, "-m", "jaxserve", "serve", flags.model]
+    command += ["--port", "0", "--store", str(flags.store)]
+    for name, value in engine_flags(flags).items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        line = await first_line(process, flags.start_timeout)
+        ready = READY.match(line)
+        if ready is None:
+            raise BenchError(f"the server did not start; it said {line!r}, and the lines above")
+        yield Target(ready["url"], ready["engine"], vocab_size)
+    finally:
+        await stop(process)
+
+
+async def first_line(process: asyncio.subprocess.Process, timeout: float) -> str:
+    """What the server says when it is ready, or nothing if it ended instead."""
+    assert process.stdout is not None  # it was asked for
+    try:
+        async with asyncio.timeout(timeout):
+            return (await process.stdout.readline()).decode()
+    except TimeoutError:
+        raise BenchError(
+            f"the server was not ready after {timeout:g} s: raise --start-timeout"
+        ) from None
+
+
+async def stop(process: asyncio.subprocess.Process) -> None:
+    """Ask the server to go, and insist if it does not. Its worker goes with it."""
+    if process.returncode is None:
+        process.terminate()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def stream(session: aiohttp.ClientSession, body: bytes, num_tokens: int) -> Timeline:
+    """Send one request, and note when its first and last token come.
+
+    Events are only read while the clock runs, and looked into afterwards: the client should
+    take as little as it can of a machine that it shares with the server.
+    """
+    events: list[tuple[float, bytes]] = []
+    sent = time.perf_counter()
+    async with session.post("/v1/completions", data=body) as response:
+        if response.status != 200:
+            raise BenchError(f"status {response.status}: {await response.text()}")
+        async for line in response.content:
+            if line.startswith(DATA):
+                events.append((time.perf_counter(), line))
+    if len(events) < 3 or not events[-1][1].startswith(DONE):
+        raise BenchError(f"a stream broke off: {events[-1][1]!r}" if events else "an empty stream")
+    found = json.loads(events[-2][1].removeprefix(DATA))["usage"]["completion_tokens"]
+    if found != num_tokens:
+        raise BenchError(f"{found} tokens came, {num_tokens} were asked for: ignore_eos is ignored")
+    return Timeline(sent, events[0][0], events[-3][0], num_tokens)
+
+
+async def run_round(
+    session: aiohttp.ClientSession, model: str, prompts: Sequence[Sequence[int]], num_tokens: int
+) -> Round:
+    """Send all prompts at once."""
+    settings = {
+        "model": model,
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    bodies = [json.dumps(settings | {"prompt": prompt}).encode() for prompt in prompts]
+    started = time.perf_counter()
+    timelines = await asyncio.gather(*(stream(session, body, num_tokens) for body in bodies))
+    return Round(max(each.last for each in timelines) - started, tuple(timelines))
+
+
+async def measure(
+    session: aiohttp.ClientSession, target: Target, flags: argparse.Namespace, concurrency: int
+) -> Point:
+    """One point: a round to warm up, then the measured ones."""
+    async with session.get("/v1/models") as response:
+        response.raise_for_status()
+        model = (await response.json())["data"][0]["id"]
+    prompts = random_prompts(concurrency, flags.prompt_tokens, target.vocab_size, flags.seed)
+    warm_up = min(WARM_UP_TOKENS, flags.output_tokens)
+    await run_round(session, model, next(prompts), warm_up)
+    rounds = [
+        await run_round(session, model, each, flags.output_tokens)
+        for each in itertools.islice(prompts, flags.repeats)
+    ]
+    device, dtype, *_ = [*target.engine.split(", "), "unknown"]
+    return {
+        **facts("serve", flags, concurrency),
+        "model": model,
+        "device": device,
+        "dtype": dtype,
+        "engine": target.engine,
+        **figures(rounds),
+    }
+
+
+async def measure_all(target: Target, flags: argparse.Namespace) -> list[Point]:
+    points = []
+    async with aiohttp.ClientSession(
+        target.url,
+        headers={"Content-Type": "application/json"},
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENCE_TIMEOUT),
+    ) as session:
+        for concurrency in flags.concurrency:
+            points.append(await measure(session, target, flags, concurrency))
+            write_point(points[-1], sys.stdout, flags.json)
+    return points
+
+
+async def run(flags: argparse.Namespace) -> list[Point]:
+    task = asyncio.current_task()
+    assert task is not None  # a coroutine runs in one
+    # As Ctrl-C does: leave every block properly, so that the server goes too.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    if flags.url is not None:
+        return await measure_all(Target(flags.url, "unknown", flags.vocab_size), flags)
+    async with running_server(flags) as target:
+        return await measure_all(target, flags)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark. Lines of JSON go to stdout, everything for people to stderr."""
+    parser = argparse.ArgumentParser(prog="python -m bench.serve", description=__doc__)
+    add_flags(parser)
+    parser.add_argument("--url", help="of a running server, to measure that one")
+    parser.add_argument(
+        "--vocab-size", type=at_least(1), metavar="V", help="with --url: prompts use ids below V"
+    )
+    parser.add_argument("--start-timeout", type=float, default=600.0, metavar="SECONDS")
+    flags = parser.parse_args(argv)
+    if (flags.url is None) != (flags.vocab_size is None):
+        parser.error("--url and --vocab-size go together")
+    try:
+        points = asyncio.run(run(flags))
+    except (BenchError, CheckpointError, aiohttp.ClientError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("bench: interrupted", file=sys.stderr)
+        return 130
+    print_table(points, Console(stderr=True))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The benchmarks run, say what they measured on what, and leave nothing behind. Not how fast."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from engines import TINY
+
+from bench.measure import Round, Timeline, figures, random_prompts
+
+ROOT = Path(__file__).parent.parent
+MODEL = str(TINY / "llama-untied")
+ENGINE = ["--max-rows", "2", "--token-budget", "4", "--max-context", "64"]
+WORK = ["--concurrency", "1", "3", "--prompt-tokens=10", "--output-tokens=6", "--repeats=2"]
+TIMES = ("ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms", "tpot_p95_ms")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """One store for the file: what the first benchmark compiles the second one finds."""
+    return str(tmp_path_factory.mktemp("store"))
+
+
+def run(bench: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", bench, *flags]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+def command_line(path: Path) -> str:
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:  # the process has ended meanwhile
+        return ""
+
+
+@pytest.mark.parametrize("bench", ["offline", "serve"])
+def test_each_point_is_one_line_of_json(bench, store, tmp_path):
+    file = tmp_path / "points.jsonl"
+    file.write_text("what was there stays\n")
+    done = run(f"bench.{bench}", MODEL, "--store", store, *ENGINE, *WORK, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    assert file.read_text() == "what was there stays\n" + done.stdout
+    assert "TTFT" in done.stderr and "Traceback" not in done.stderr
+
+    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if store in command_line(path)]
+    assert not left, "a server or a worker still runs"
+
+    points = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [point["concurrency"] for point in points] == [1, 3]
+    for point in points:
+        assert (point["bench"], point["jax"]) == (bench, jax.__version__)
+        assert point["model"].endswith("llama-untied")
+        assert (point["device"], point["dtype"]) == ("cpu", "float32")
+        assert (point["prompt_tokens"], point["output_tokens"], point["repeats"]) == (10, 6, 2)
+        assert (point["max_rows"], point["token_budget"], point["max_context"]) == (2, 4, 64)
+        assert point["commit"] and point["cpu"] and point["cores"] >= 1
+        assert all(point[name] > 0 for name in TIMES)
+        low, high = point["output_tokens_per_s_range"]
+        assert 0 < low <= point["output_tokens_per_s"] <= high
+        assert ("host_ms" in point) == ("step_ms" in point) == (bench == "offline")
+
+
+@pytest.mark.parametrize(
+    ("bench", "flags", "words"),
+    [
+        ("bench.offline", ["no-such-model"], "no-such-model"),
+        ("bench.offline", [MODEL, "--max-context", "9999"], "beyond the 512"),
+        ("bench.offline", [MODEL, "--output-tokens", "1"], "whole number from 2"),
+        ("bench.serve", [MODEL, "--url", "http://127.0.0.1:9"], "--vocab-size"),
+        ("bench.serve", ["--url", "http://127.0.0.1:9", "--vocab-size", "9"], "127.0.0.1:9"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_a_line(bench, flags, words, store):
+    done = run(bench, *flags, "--store", store)
+    assert done.returncode != 0 and done.stdout == ""
+    assert words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_figures_are_medians_of_rounds_and_percentiles_of_requests():
+    def round_of(seconds: float, tpot: float) -> Round:
+        requests = (Timeline(0.0, 1.0, 1.0 + 9 * tpot, 10), Timeline(0.0, 2.0, 2.0 + 9 * tpot, 10))
+        return Round(seconds, requests)
+
+    got = figures([round_of(4.0, 0.1), round_of(2.0, 0.2), round_of(5.0, 0.4)])
+    assert got == {
+        "output_tokens_per_s": 5.0,
+        "output_tokens_per_s_range": [4.0, 10.0],
+        "decode_tokens_per_s": 10.0,
+        "ttft_p50_ms": 1500.0,
+        "ttft_p95_ms": 2000.0,
+        "tpot_p50_ms": 200.0,
+        "tpot_p95_ms": 400.0,
+    }
+
+
+def test_no_prompt_comes_twice_and_a_seed_repeats_them():
+    first, again, other = (random_prompts(8, 16, 320, seed) for seed in (0, 0, 1))
+    prompts = [tuple(prompt) for _ in range(3) for prompt in next(first)]
+    assert len(set(prompts)) == 24 and all(0 <= t < 320 for prompt in prompts for t in prompt)
+    assert [tuple(prompt) for prompt in next(again)] == prompts[:8]
+    assert tuple(next(other)[0]) not in prompts
