@@ -51,14 +51,7 @@ def contrastive_step(
     Raises:
         ValueError: an early layer that is not one, or an alpha outside [0, 1].
     """
-    num_layers = decoder.config.num_layers
-    if not early_layers or not all(1 <= layer < num_layers for layer in early_layers):
-        raise ValueError(
-            f"early layers {early_layers} of a model of {num_layers}: name one or more, "
-            f"each from 1 to {num_layers - 1}"
-        )
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha is {alpha}: it must be between 0 and 1")
+    check(early_layers, alpha, decoder.config.num_layers)
 
     def step(
         params: Params, state: DeviceState, batch: BatchDescriptor, page_table: PageTable
@@ -81,6 +74,17 @@ def contrastive_step(
         return draw(scores, state, tuple(layers), batch, aux=layer)
 
     return step
+
+
+def check(early_layers: tuple[int, ...], alpha: float, num_layers: int) -> None:
+    """Raises ValueError for settings that mean nothing."""
+    if not early_layers or not all(1 <= layer < num_layers for layer in early_layers):
+        raise ValueError(
+            f"early layers {early_layers} of a model of {num_layers}: name one or more, "
+            f"each from 1 to {num_layers - 1}"
+        )
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha is {alpha}: it must be between 0 and 1")
 
 
 def contrast(final: jax.Array, early: jax.Array, *, strength: float, alpha: float) -> jax.Array:
