@@ -26,7 +26,10 @@ from jaxserve.step import StepFn, draw
 
 
 def make_step(decoder: Decoder) -> StepFn:
-    """DoLa as published; the candidates are every second layer of the lower half."""
+    """DoLa with the paper's alpha; the candidates are every second layer of the lower half.
+
+    The paper's experiments also penalise repetition; this does not.
+    """
     lower_half = range(2, decoder.config.num_layers // 2 + 1, 2)
     return contrastive_step(decoder, early_layers=tuple(lower_half) or (1,))
 

@@ -169,7 +169,7 @@ def test_settings_of_the_contrast_that_mean_nothing_are_refused(settings, words)
         contrastive_step(tiny(MODEL).decoder, **settings)
 
 
-def test_the_published_contrast_can_be_named_on_the_command_line():
+def test_the_contrast_can_be_named_on_the_command_line():
     step = step_named("examples.contrastive_step:make_step")
     state = jax.eval_shape(lambda: new_state(tiny(MODEL)))
     output, new = jax.eval_shape(step, tiny(MODEL).params, state, *pack((), SHAPE))
