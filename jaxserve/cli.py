@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
-import math
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,22 @@ from rich.table import Table
 
 from checkpoints import (
     CATALOGUE,
-    DEFAULT_MODEL,
     CheckpointError,
     Store,
-    default_store_path,
     list_models,
     open_checkpoint,
 )
+from jaxserve.cards import Dtype, find_card
 from jaxserve.config import EngineConfig, ServerConfig, encode_engine_config
 from jaxserve.errors import JaxserveError
+from jaxserve.flags import add_engine, add_http, add_model, add_plan, add_store
 from jaxserve.frames import Progress
+from jaxserve.plan import find_model, make_plan
+from jaxserve.plan.chart import write_chart
+from jaxserve.plan.table import print_plan
+from jaxserve.roofline import Roofline, model_shape
 from jaxserve.terminal import ProgressBar
+from jaxserve.workload import Promise, Workload
 
 Commands = argparse._SubParsersAction  # argparse has no public name for what add_subparsers gives
 
@@ -52,14 +56,23 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_serve(commands)
-    _add_pull(commands)
-    _add_models(commands)
+    serve = _add_command(
+        commands, "serve", "serve a model over an OpenAI-compatible HTTP API", run_serve
+    )
+    add_model(serve)
+    add_http(serve)
+    add_engine(serve)
+    add_model(_add_command(commands, "pull", "fetch or convert a model into the store", run_pull))
+    _add_command(commands, "models", "list the models known and the models pulled", run_models)
+    add_plan(_add_command(commands, "plan", "what a card can serve, and how fast", run_plan))
     return parser
 
 
 def _add_command(
-    commands: Commands[argparse.ArgumentParser], name: str, help: str
+    commands: Commands[argparse.ArgumentParser],
+    name: str,
+    help: str,
+    run: Callable[[argparse.Namespace], int],
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(
         name,
@@ -67,114 +80,9 @@ def _add_command(
         description=help,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    command.add_argument(
-        "--store",
-        type=Path,
-        default=default_store_path(),
-        help="folder of converted models and compiled steps",
-    )
+    add_store(command)
+    command.set_defaults(run=run)
     return command
-
-
-def _add_serve(commands: Commands[argparse.ArgumentParser]) -> None:
-    serve = _add_command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API")
-    serve.set_defaults(run=run_serve)
-    serve.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="name, path or hf:org/name")
-    http = serve.add_argument_group("HTTP")
-    http.add_argument("--host", default=default(ServerConfig, "host"), help="address to listen on")
-    http.add_argument(
-        "--port", type=port, default=default(ServerConfig, "port"), help="0 picks a free one"
-    )
-    http.add_argument("--served-model-name", metavar="NAME", help="the model id clients use")
-    http.add_argument(
-        "--drain-timeout",
-        type=seconds,
-        metavar="SECONDS",
-        default=default(ServerConfig, "drain_timeout"),
-        help="time running requests get to finish after SIGTERM",
-    )
-    http.add_argument(
-        "--max-pending",
-        type=positive,
-        metavar="N",
-        default=default(ServerConfig, "max_pending"),
-        help="most sequences accepted and unfinished; more get 429",
-    )
-    http.add_argument(
-        "--max-body-bytes",
-        type=positive,
-        metavar="N",
-        default=default(ServerConfig, "max_body_bytes"),
-        help="larger request bodies get 413",
-    )
-    http.add_argument(
-        "--heartbeat-timeout",
-        type=seconds,
-        metavar="SECONDS",
-        default=default(ServerConfig, "heartbeat_timeout"),
-        help="silence after which the engine counts as hanging and is restarted",
-    )
-    http.add_argument("--access-log", action="store_true", help="log one line a request")
-    _add_engine(serve)
-
-
-def _add_engine(serve: argparse.ArgumentParser) -> None:
-    engine = serve.add_argument_group("engine")
-    engine.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        help="of weights and cache; unset: float32 on CPU, bfloat16 on GPU",
-    )
-    engine.add_argument(
-        "--max-rows",
-        type=positive,
-        metavar="R",
-        default=default(EngineConfig, "max_rows"),
-        help="most sequences running at once",
-    )
-    engine.add_argument(
-        "--token-budget",
-        type=positive,
-        metavar="T",
-        default=default(EngineConfig, "token_budget"),
-        help="most tokens in a step, prefill and decode together",
-    )
-    engine.add_argument(
-        "--max-context",
-        type=positive,
-        metavar="TOKENS",
-        help="most tokens of a sequence, prompt and output; unset: the model's own limit",
-    )
-    engine.add_argument(
-        "--page-size",
-        type=positive,
-        metavar="B",
-        default=default(EngineConfig, "page_size"),
-        help="tokens per cache page",
-    )
-    engine.add_argument(
-        "--num-pages", type=positive, metavar="N", help="pages of cache; unset: what memory allows"
-    )
-    engine.add_argument(
-        "--memory-fraction",
-        type=fraction,
-        metavar="F",
-        help="share of memory to use; unset: 0.9 of a GPU, 0.1 of a CPU machine for the cache",
-    )
-    engine.add_argument(
-        "--step", metavar="MODULE:FACTORY", help="a step function of your own; see examples/"
-    )
-
-
-def _add_pull(commands: Commands[argparse.ArgumentParser]) -> None:
-    pull = _add_command(commands, "pull", "fetch or convert a model into the store")
-    pull.set_defaults(run=run_pull)
-    pull.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="name, path or hf:org/name")
-
-
-def _add_models(commands: Commands[argparse.ArgumentParser]) -> None:
-    models = _add_command(commands, "models", "list the models known and the models pulled")
-    models.set_defaults(run=run_models)
 
 
 def run_serve(flags: argparse.Namespace) -> int:
@@ -236,6 +144,32 @@ def run_models(flags: argparse.Namespace) -> int:
     return 0
 
 
+def run_plan(flags: argparse.Namespace) -> int:
+    card = find_card(flags.gpu, memory=flags.memory, bandwidth=flags.bandwidth, flops=flags.flops)
+    dtype: Dtype = "float32" if card.name == "cpu" else "bfloat16"
+    shape = model_shape(
+        flags.model,
+        find_model(flags.model, flags.store),
+        weight_dtype=flags.weights or dtype,
+        kv_dtype=flags.kv or dtype,
+    )
+    plan = make_plan(
+        Roofline(shape, card, flags.mfu, flags.overhead, flags.weights_only),
+        settings(Workload, flags),
+        settings(Promise, flags),
+        memory_fraction=flags.memory_fraction,
+        kv_memory=flags.kv_memory,
+        min_prefill=flags.min_prefill,
+    )
+    if flags.plot is not None:
+        write_chart(plan, flags.plot)
+    if flags.json:
+        print(plan.to_json())
+    else:
+        print_plan(plan)
+    return 0
+
+
 def ensure_pulled(model: str, store: Path) -> None:
     """Fetch a catalogue model on first use, in a process of its own: converting needs jax."""
     if model not in CATALOGUE or Store(store).holds(model):
@@ -254,42 +188,3 @@ def settings(kind: type[Any], flags: argparse.Namespace) -> Any:
     """A frozen config of the flags that bear the names of its fields."""
     names = {field.name for field in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in vars(flags).items() if name in names})
-
-
-def default(kind: type[Any], name: str) -> Any:
-    """The default a config declares for a field: it is written down once, there."""
-    return next(field.default for field in dataclasses.fields(kind) if field.name == name)
-
-
-def positive(text: str) -> int:
-    """A whole number from 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-
-
-def port(text: str) -> int:
-    """A TCP port; 0 asks for a free one."""
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 0 to 65535")
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    """A finite number of seconds, not negative."""
-    return _number(text, "a number of seconds, 0 or more", 0.0, math.inf)
-
-
-def fraction(text: str) -> float:
-    """A share above 0 and up to 1."""
-    return _number(text, "a share between 0 and 1", 1e-6, 1.0)
-
-
-def _number(text: str, expected: str, low: float, high: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (low <= value <= high and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
-    return value

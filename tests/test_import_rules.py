@@ -48,6 +48,18 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.template_sandbox": TYPES,
     "jaxserve.stop_strings": (),
     "jaxserve.terminal": (),
+    # The planner: arithmetic on dimensions and rates.
+    "jaxserve.cards": TYPES,
+    "jaxserve.workload": TYPES,
+    "jaxserve.roofline": (*TYPES, "jaxserve.cards"),
+    "jaxserve.plan": (
+        *TYPES,
+        "checkpoints",
+        "jaxserve.cards",
+        "jaxserve.plan",
+        "jaxserve.roofline",
+        "jaxserve.workload",
+    ),
     "jaxserve.server": (
         *TYPES,
         "jaxserve.detokenizer",
@@ -60,6 +72,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.startup": PACKAGES,
     "jaxserve.worker": PACKAGES,
     "jaxserve.cli": PACKAGES,
+    "jaxserve.flags": PACKAGES,
     "jaxserve.__main__": PACKAGES,
     "jaxserve": PACKAGES,
 }
@@ -71,6 +84,7 @@ WITHOUT_JAX = (
     "jaxserve.config",
     "jaxserve.frames",
     "jaxserve.pages",
+    "jaxserve.plan",
     "jaxserve.scheduler",
     "jaxserve.server.app",
     "jaxserve.server.run",

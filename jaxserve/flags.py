@@ -1,0 +1,264 @@
+"""What every command can be told: the arguments and their types. Decides nothing."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from checkpoints import DEFAULT_MODEL, default_store_path
+from jaxserve.cards import CARDS, ITEMSIZE
+from jaxserve.config import EngineConfig, ServerConfig
+from jaxserve.plan import PLAN_MODELS
+from jaxserve.workload import Workload
+
+Parser = argparse.ArgumentParser
+
+
+def add_store(command: Parser) -> None:
+    command.add_argument(
+        "--store",
+        type=Path,
+        default=default_store_path(),
+        help="folder of converted models and compiled steps",
+    )
+
+
+def add_model(command: Parser) -> None:
+    command.add_argument(
+        "model", nargs="?", default=DEFAULT_MODEL, help="name, path or hf:org/name"
+    )
+
+
+def add_http(serve: Parser) -> None:
+    http = serve.add_argument_group("HTTP")
+    http.add_argument("--host", default=default(ServerConfig, "host"), help="address to listen on")
+    http.add_argument(
+        "--port", type=port, default=default(ServerConfig, "port"), help="0 picks a free one"
+    )
+    http.add_argument("--served-model-name", metavar="NAME", help="the model id clients use")
+    http.add_argument(
+        "--drain-timeout",
+        type=seconds,
+        metavar="SECONDS",
+        default=default(ServerConfig, "drain_timeout"),
+        help="time running requests get to finish after SIGTERM",
+    )
+    http.add_argument(
+        "--max-pending",
+        type=positive,
+        metavar="N",
+        default=default(ServerConfig, "max_pending"),
+        help="most sequences accepted and unfinished; more get 429",
+    )
+    http.add_argument(
+        "--max-body-bytes",
+        type=positive,
+        metavar="N",
+        default=default(ServerConfig, "max_body_bytes"),
+        help="larger request bodies get 413",
+    )
+    http.add_argument(
+        "--heartbeat-timeout",
+        type=seconds,
+        metavar="SECONDS",
+        default=default(ServerConfig, "heartbeat_timeout"),
+        help="silence after which the engine counts as hanging and is restarted",
+    )
+    http.add_argument("--access-log", action="store_true", help="log one line a request")
+
+
+def add_engine(serve: Parser) -> None:
+    engine = serve.add_argument_group("engine")
+    engine.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of weights and cache; unset: float32 on CPU, bfloat16 on GPU",
+    )
+    engine.add_argument(
+        "--max-rows",
+        type=positive,
+        metavar="R",
+        default=default(EngineConfig, "max_rows"),
+        help="most sequences running at once",
+    )
+    engine.add_argument(
+        "--token-budget",
+        type=positive,
+        metavar="T",
+        default=default(EngineConfig, "token_budget"),
+        help="most tokens in a step, prefill and decode together",
+    )
+    engine.add_argument(
+        "--max-context",
+        type=positive,
+        metavar="TOKENS",
+        help="most tokens of a sequence, prompt and output; unset: the model's own limit",
+    )
+    engine.add_argument(
+        "--page-size",
+        type=positive,
+        metavar="B",
+        default=default(EngineConfig, "page_size"),
+        help="tokens per cache page",
+    )
+    engine.add_argument(
+        "--num-pages", type=positive, metavar="N", help="pages of cache; unset: what memory allows"
+    )
+    engine.add_argument(
+        "--memory-fraction",
+        type=fraction,
+        metavar="F",
+        help="share of memory to use; unset: 0.9 of a GPU, 0.1 of a CPU machine for the cache",
+    )
+    engine.add_argument(
+        "--step", metavar="MODULE:FACTORY", help="a step function of your own; see examples/"
+    )
+
+
+def add_plan(plan: Parser) -> None:
+    plan.add_argument(
+        "--model",
+        default="llama-3.1-8b",
+        help=f"{', '.join(PLAN_MODELS)}, or any checkpoint that serve takes",
+    )
+    plan.add_argument("--gpu", default="a100-80gb", help=f"{', '.join(CARDS)} or cpu")
+    plan.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    plan.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw step time by batch size")
+    _add_promise(plan)
+    _add_card(plan)
+    _add_arithmetic(plan)
+
+
+def _add_promise(plan: Parser) -> None:
+    ask = plan.add_argument_group("what is asked and promised")
+    ask.add_argument(
+        "--ttft", type=milliseconds, default="500", metavar="MS", help="time to first token"
+    )
+    ask.add_argument(
+        "--tpot", type=milliseconds, default="33", metavar="MS", help="time per output token"
+    )
+    for name, meaning in (
+        ("prompt_p50", "tokens: half of the prompts are shorter"),
+        ("prompt_p95", "tokens: 95%% of the prompts are shorter"),
+        ("prompt_max", "tokens of the longest prompt"),
+        ("output_p50", "tokens: half of the outputs are shorter"),
+        ("output_p95", "tokens: 95%% of the outputs are shorter"),
+    ):
+        ask.add_argument(
+            "--" + name.replace("_", "-"),
+            type=positive,
+            metavar="N",
+            default=default(Workload, name),
+            help=meaning,
+        )
+    ask.add_argument(
+        "--context",
+        type=positive,
+        metavar="N",
+        help="tokens of a running sequence on average; unset: from the lengths above",
+    )
+    ask.add_argument(
+        "--min-prefill",
+        type=natural,
+        metavar="N",
+        help="prompt tokens every step has room for; unset: as many as keep prompts from piling up",
+    )
+
+
+def _add_card(plan: Parser) -> None:
+    card = plan.add_argument_group("the card: measured rates instead of published ones")
+    card.add_argument("--memory", type=scaled(1e9), metavar="GB", help="of the card, in all")
+    card.add_argument("--bandwidth", type=scaled(1e9), metavar="GB/s", help="of its memory")
+    card.add_argument("--flops", type=scaled(1e12), metavar="TFLOP/s", help="at the weights' type")
+    card.add_argument(
+        "--mfu", type=fraction, default=0.5, metavar="F", help="share of the FLOP/s that is reached"
+    )
+    card.add_argument(
+        "--overhead", type=milliseconds, default="0", metavar="MS", help="of every step"
+    )
+    card.add_argument(
+        "--memory-fraction",
+        type=fraction,
+        default=0.9,
+        metavar="F",
+        help="share of the memory to use",
+    )
+    card.add_argument(
+        "--kv-memory", type=scaled(1e9), metavar="GB", help="of cache; unset: what weights leave"
+    )
+
+
+def _add_arithmetic(plan: Parser) -> None:
+    sums = plan.add_argument_group("the arithmetic")
+    unset = "unset: bfloat16, float32 on cpu"
+    sums.add_argument("--weights", choices=tuple(ITEMSIZE), help=f"type of the weights; {unset}")
+    sums.add_argument("--kv", choices=tuple(ITEMSIZE), help=f"type of the cache; {unset}")
+    sums.add_argument(
+        "--weights-only",
+        action="store_true",
+        help="the textbook's picture: steps read every weight, and no keys and values",
+    )
+
+
+def default(kind: type[Any], name: str) -> Any:
+    """The default a config declares for a field: it is written down once, there."""
+    return next(field.default for field in dataclasses.fields(kind) if field.name == name)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """A TCP port; 0 asks for a free one."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 0 to 65535")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A finite number of seconds, not negative."""
+    return _number(text, "a number of seconds, 0 or more", 0.0, math.inf)
+
+
+def fraction(text: str) -> float:
+    """A share above 0 and up to 1."""
+    return _number(text, "a share between 0 and 1", 1e-6, 1.0)
+
+
+def natural(text: str) -> int:
+    """A whole number from 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+    return int(text)
+
+
+def milliseconds(text: str) -> float:
+    """A number of milliseconds, in seconds."""
+    return _number(text, "a number of milliseconds, 0 or more", 0.0, math.inf) / 1e3
+
+
+def scaled(unit: float) -> Callable[[str], float]:
+    """A type for numbers above 0 that are given in this unit."""
+
+    def number(text: str) -> float:
+        return _number(text, "a number above 0", 1e-9, math.inf) * unit
+
+    return number
+
+
+def _number(text: str, expected: str, low: float, high: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (low <= value <= high and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+    return value
