@@ -99,6 +99,13 @@ def add_engine(serve: Parser) -> None:
         help="most tokens of a sequence, prompt and output; unset: the model's own limit",
     )
     engine.add_argument(
+        "--step", metavar="MODULE:FACTORY", help="a step function of your own; see examples/"
+    )
+    _add_cache(engine)
+
+
+def _add_cache(engine: argparse._ArgumentGroup) -> None:
+    engine.add_argument(
         "--page-size",
         type=positive,
         metavar="B",
@@ -113,9 +120,6 @@ def add_engine(serve: Parser) -> None:
         type=fraction,
         metavar="F",
         help="share of memory to use; unset: 0.9 of a GPU, 0.1 of a CPU machine for the cache",
-    )
-    engine.add_argument(
-        "--step", metavar="MODULE:FACTORY", help="a step function of your own; see examples/"
     )
 
 

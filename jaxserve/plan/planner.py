@@ -39,15 +39,21 @@ def make_plan(
     Raises:
         ConfigError: the weights do not fit the card.
     """
-    shape = roofline.shape
     if kv_memory is None:
         kv_memory = cache_bytes(roofline, memory_fraction)
-    context = workload.running_context
     load = Load(roofline, workload, promise, min_prefill)
+    plan = _write_down(load, kv_memory)
+    return dataclasses.replace(plan, notes=plan_notes(plan, load))
+
+
+def _write_down(load: Load, kv_memory: float) -> Plan:
+    """The plan, but for its notes."""
+    roofline, workload, shape = load.roofline, load.workload, load.roofline.shape
+    context = workload.running_context
     limits = load.limits(max_sequences(kv_memory, shape.kv_bytes_per_token, context))
     chunk = load.room(limits.admission)
     prompts = sorted({workload.prompt_p50, workload.prompt_p95, workload.prompt_max})
-    plan = Plan(
+    return Plan(
         model=shape.name,
         num_params=shape.num_params,
         weight_dtype=shape.weight_dtype,
@@ -59,7 +65,7 @@ def make_plan(
         overhead_seconds=roofline.overhead,
         weights_only=roofline.weights_only,
         workload=workload,
-        promise=promise,
+        promise=load.promise,
         context=context,
         kv_memory_bytes=kv_memory,
         floor_seconds=roofline.step_seconds(1),
@@ -74,7 +80,6 @@ def make_plan(
         prefills=tuple(load.prefill_point(tokens, limits.admission) for tokens in prompts),
         notes=(),
     )
-    return dataclasses.replace(plan, notes=plan_notes(plan, load))
 
 
 def cache_bytes(roofline: Roofline, memory_fraction: float) -> float:
