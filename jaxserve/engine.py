@@ -88,7 +88,7 @@ class Engine:
     def _count(self, launched: Launched, events: list[TokenEvent]) -> None:
         counters = self.counters
         counters.steps += 1
-        counters.output_tokens += len(events)
+        counters.output_tokens += sum(event.token_id is not None for event in events)
         for span in launched.spans:
             prompt = len(span.sequence.request.prompt_ids)
             counters.prompt_tokens += max(0, min(span.stop, prompt) - span.start)

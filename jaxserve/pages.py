@@ -41,6 +41,10 @@ class PagePool:
         """Pages that `num_tokens` tokens fill or begin to fill."""
         return -(-num_tokens // self.page_size)
 
+    def room(self, pages: array[int]) -> int:
+        """Tokens that `pages` would hold with every free page added."""
+        return (len(pages) + len(self._free)) * self.page_size
+
     def grow(self, pages: array[int], num_tokens: int) -> bool:
         """Append to `pages` until they hold `num_tokens`. False, and no change, if too few are
         free."""

@@ -49,7 +49,7 @@ def token_logprobs(
 
     Returns:
         f32[R] of `token_ids`, then i32[R, 20] and f32[R, 20] of the likeliest tokens, likeliest
-        first. Zeros if no row asks for any.
+        first; zeros at the end where V < 20. All zeros if no row asks for any.
     """
     num_rows, vocab_size = logits.shape
     count = min(MAX_TOP_LOGPROBS, vocab_size)

@@ -236,30 +236,36 @@ class Scheduler:
         return list(share.items())
 
     def _place(self, spans: list[Span], sequence: Sequence, num_tokens: int) -> None:
-        """Put the sequence's next tokens into the step, if it gets (or keeps) the pages."""
-        start, stop = sequence.num_computed, sequence.num_computed + num_tokens
-        if sequence.slot < 0 or not self._make_room(spans, sequence, stop):
+        """Put the sequence's next tokens into the step: as many as find a page."""
+        if sequence.slot < 0:
+            return
+        start = sequence.num_computed
+        stop = self._make_room(spans, sequence, start + num_tokens)
+        if stop == start:
             return
         draws = stop == sequence.num_known
         spans.append(Span(sequence, start, stop, feed=stop > len(sequence.tokens), draws=draws))
         sequence.num_computed = stop
         sequence.num_unseen += draws
 
-    def _make_room(self, spans: list[Span], sequence: Sequence, num_tokens: int) -> bool:
-        """Give `sequence` pages for `num_tokens`, preempting the youngest until they fit.
+    def _make_room(self, spans: list[Span], sequence: Sequence, num_tokens: int) -> int:
+        """Give `sequence` pages for `num_tokens`, preempting younger sequences until they fit.
 
-        False if `sequence` itself was the youngest. Sequences that already have a span in this
-        step are never preempted: decodes are placed oldest first, and a prompt that finds no
-        page left simply waits a step.
+        Sequences that already have a span in this step are never preempted. A sequence that finds
+        nobody to preempt takes the pages there are and keeps what it holds: giving that up would
+        help nobody, for whoever is older and needs it can take it.
+
+        Returns:
+            Tokens its pages have room for, at most `num_tokens`.
         """
-        while not self.pool.grow(sequence.pages, num_tokens):
+        while self.pool.room(sequence.pages) < num_tokens:
             victim = self.running[-1]
-            if any(span.sequence is victim for span in spans):
-                return False
+            if victim is sequence or any(span.sequence is victim for span in spans):
+                num_tokens = self.pool.room(sequence.pages)
+                break
             self._preempt(victim)
-            if victim is sequence:
-                return False
-        return True
+        self.pool.grow(sequence.pages, num_tokens)
+        return num_tokens
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
