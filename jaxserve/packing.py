@@ -14,7 +14,7 @@ from jaxserve.batch import (
     StepShape,
 )
 from jaxserve.request import SamplingParams
-from jaxserve.scheduler import Span
+from jaxserve.sequence import Span
 
 NEUTRAL = SamplingParams(max_tokens=1)
 

@@ -46,11 +46,13 @@ class Request:
         request_id: unique among the requests in flight.
         prompt_ids: at least one token, each in [0, V).
         sampling: how to continue it.
+        cache_salt: computed pages are shared only between requests with the same salt.
     """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class TokenEvent:
         logprob: natural log-probability of the token under the untempered model, if asked for.
         top_logprobs: (token id, log-probability) of the likeliest tokens, likeliest first.
         finish_reason: set on a request's last event, else None.
+        num_cached: on a request's first token: prompt tokens that need not be computed.
         message: why, when finish_reason is "error".
     """
 
@@ -71,4 +74,5 @@ class TokenEvent:
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = field(default=())
     finish_reason: FinishReason | None = None
+    num_cached: int = 0
     message: str = ""

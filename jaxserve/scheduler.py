@@ -10,87 +10,16 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
-from jaxserve.errors import RequestError
+from jaxserve.errors import ConfigError, RequestError
 from jaxserve.pages import PagePool
+from jaxserve.prefix import PrefixReuse
 from jaxserve.request import FinishReason, Request, TokenEvent
+from jaxserve.sequence import Drawn, Sequence, Span
 
 OLDEST_SHARE = 4
 """The oldest unfinished prompt gets at least one in this many of a step's prefill tokens, so that
 a stream of short prompts, which otherwise go first, cannot starve a long one."""
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """A request in flight. The one mutable record; nobody but the scheduler changes it.
-
-    Attributes:
-        request: what was asked.
-        tokens: prompt and output known to the host, i32.
-        pages: its cache pages in order, i32.
-        num_computed: tokens whose keys and values are in the cache once every launched step ran.
-        num_unseen: tokens drawn by launched steps that the host has not seen.
-        slot: place in per-sequence device state while running, else -1.
-        finished: no further token of it counts.
-        num_preemptions: how often it lost its pages.
-    """
-
-    request: Request
-    tokens: array[int]
-    pages: array[int] = field(default_factory=lambda: array("i"))
-    num_computed: int = 0
-    num_unseen: int = 0
-    slot: int = -1
-    finished: bool = False
-    num_preemptions: int = 0
-
-    @property
-    def num_known(self) -> int:
-        """Tokens there are, those included that only the device knows yet."""
-        return len(self.tokens) + self.num_unseen
-
-    @property
-    def num_pending(self) -> int:
-        return self.num_known - self.num_computed
-
-    @property
-    def num_drawn(self) -> int:
-        return self.num_known - len(self.request.prompt_ids)
-
-    @property
-    def wants_token(self) -> bool:
-        """Whether it may still draw: its last token needs no step of its own."""
-        return not self.finished and self.num_drawn < self.request.sampling.max_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Tokens [start, stop) of a sequence, computed in one step.
-
-    Attributes:
-        feed: the span's token is one the host has not seen; the device has it.
-        draws: the span ends at the sequence's last token, so a new token is drawn.
-    """
-
-    sequence: Sequence
-    start: int
-    stop: int
-    feed: bool
-    draws: bool
-
-    @property
-    def num_tokens(self) -> int:
-        return self.stop - self.start
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """What a step reports for one span: a token, and log-probabilities where asked for."""
-
-    token_id: int
-    logprob: float | None = None
-    top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
 class Scheduler:
@@ -102,18 +31,25 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: PagePool, *, max_rows: int, token_budget: int, max_context: int
+        self,
+        pool: PagePool,
+        *,
+        max_rows: int,
+        token_budget: int,
+        max_context: int,
+        prefix_reuse: bool = True,
     ) -> None:
-        """Raises ValueError for a budget that cannot hold a decode of every row.
+        """Raises ConfigError for a budget that cannot hold a decode of every row.
 
         Args:
             pool: the pages; nobody else takes from it.
             max_rows: most sequences running at once.
             token_budget: most tokens in a step, at least max_rows.
             max_context: most tokens a sequence may hold; lowered to what the pool can hold.
+            prefix_reuse: sequences that begin alike share pages.
         """
         if token_budget < max_rows:
-            raise ValueError(
+            raise ConfigError(
                 f"a step of {token_budget} tokens cannot hold a token for each of {max_rows} rows"
             )
         self.pool = pool
@@ -123,6 +59,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self.num_preemptions = 0
+        self._prefix = PrefixReuse(pool, enabled=prefix_reuse)
         self._by_id: dict[str, Sequence] = {}
         self._free_slots = list(range(max_rows - 1, -1, -1))
 
@@ -144,6 +81,7 @@ class Scheduler:
         if request.request_id in self._by_id:
             raise RequestError(f"request id {request.request_id!r} is already in flight")
         sequence = Sequence(request, array("i", request.prompt_ids))
+        self._prefix.prepare(sequence)
         self._by_id[request.request_id] = sequence
         self.waiting.append(sequence)
 
@@ -176,6 +114,8 @@ class Scheduler:
         events = []
         for span, result in zip(spans, drawn, strict=True):
             sequence = span.sequence
+            if sequence.slot >= 0:  # a sequence preempted meanwhile has no pages to show
+                self._prefix.landed(sequence, span.stop)
             if not span.draws:
                 continue
             sequence.num_unseen -= 1
@@ -193,12 +133,18 @@ class Scheduler:
         reason: FinishReason | None = None
         if drawn.token_id in request.sampling.stop_token_ids:
             reason = "stop"
-        elif len(sequence.tokens) - len(request.prompt_ids) >= request.sampling.max_tokens:
+        elif len(sequence.tokens) - sequence.num_prompt >= request.sampling.max_tokens:
             reason = "length"
         if reason is not None:
             self._finish(sequence)
+        is_first = len(sequence.tokens) == sequence.num_prompt + 1
         return TokenEvent(
-            request.request_id, drawn.token_id, drawn.logprob, drawn.top_logprobs, reason
+            request.request_id,
+            drawn.token_id,
+            drawn.logprob,
+            drawn.top_logprobs,
+            reason,
+            num_cached=sequence.num_cached if is_first else 0,
         )
 
     def _admit(self) -> None:
@@ -207,22 +153,24 @@ class Scheduler:
         A sequence is admitted only when its whole prompt fits beside what the prompts already
         admitted still need: prompts that crowd each other out would be preempted half-computed.
         """
-        promised = sum(
-            self.pool.pages_for(sequence.num_known) - len(sequence.pages)
-            for sequence in self.running
-        )
+        promised = sum(self._prefix.missing(sequence) for sequence in self.running)
         while self.waiting and self._free_slots:
-            sequence = self.waiting[0]
-            needed = self.pool.pages_for(sequence.num_known)
+            needed = self._prefix.missing(self.waiting[0])
             if promised + needed > self.pool.num_free:
                 return
             promised += needed
+            sequence = self.waiting.popleft()
             sequence.slot = self._free_slots.pop()
-            self.running.append(self.waiting.popleft())
+            self.running.append(sequence)
 
     def _share(self, budget: int) -> list[tuple[Sequence, int]]:
         """Divide the prefill budget: the oldest prompt's share, then the least left to compute."""
-        prompts = [s for s in self.running if s.num_pending > 1 or s.num_computed == 0]
+        prompts = [
+            sequence
+            for sequence in self.running
+            if sequence.num_pending > 1 or sequence.num_computed == 0
+            if self._prefix.advance(sequence)
+        ]
         if not prompts or budget <= 0:
             return []
         oldest = prompts[0]
@@ -239,12 +187,14 @@ class Scheduler:
         """Put the sequence's next tokens into the step: as many as find a page."""
         if sequence.slot < 0:
             return
+        copy = self._prefix.copy_tail(sequence)
         start = sequence.num_computed
-        stop = self._make_room(spans, sequence, start + num_tokens)
+        stop = min(start + num_tokens, sequence.num_known)
+        stop = self._make_room(spans, sequence, stop)
         if stop == start:
             return
         draws = stop == sequence.num_known
-        spans.append(Span(sequence, start, stop, feed=stop > len(sequence.tokens), draws=draws))
+        spans.append(Span(sequence, start, stop, stop > len(sequence.tokens), draws, copy))
         sequence.num_computed = stop
         sequence.num_unseen += draws
 
@@ -268,10 +218,7 @@ class Scheduler:
         return num_tokens
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self.pool.release(sequence.pages)
-        self._free_slots.append(sequence.slot)
-        sequence.slot = -1
+        self._stop_running(sequence)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
         self.num_preemptions += 1
@@ -284,6 +231,10 @@ class Scheduler:
         if sequence.slot < 0:
             self.waiting.remove(sequence)
             return
+        self._stop_running(sequence)
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        self._prefix.drop(sequence)
         self.running.remove(sequence)
         self.pool.release(sequence.pages)
         self._free_slots.append(sequence.slot)

@@ -1,0 +1,96 @@
+"""A request in flight, and what one step does to it. No jax, no clock."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from jaxserve.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request in flight. The one mutable record; nobody but the scheduler changes it.
+
+    Attributes:
+        request: what was asked.
+        tokens: prompt and output known to the host, i32.
+        pages: its cache pages in order, i32.
+        num_computed: tokens whose keys and values are in the cache once every launched step ran.
+        num_unseen: tokens drawn by launched steps that the host has not seen.
+        slot: place in per-sequence device state while running, else -1.
+        finished: no further token of it counts.
+        num_preemptions: how often it lost its pages.
+        labels: digests of the full pages of `tokens`, by which equal pages find each other.
+        tail_label: digest of the prompt's last page, full or not.
+        num_labelled: pages at the front that can be found by their label.
+        claims: it computes its pages on behalf of every sequence that begins alike.
+        num_cached: prompt tokens it found computed when it was first admitted.
+    """
+
+    request: Request
+    tokens: array[int]
+    pages: array[int] = field(default_factory=lambda: array("i"))
+    num_computed: int = 0
+    num_unseen: int = 0
+    slot: int = -1
+    finished: bool = False
+    num_preemptions: int = 0
+    labels: list[bytes] = field(default_factory=list)
+    tail_label: bytes = b""
+    num_labelled: int = 0
+    claims: bool = False
+    num_cached: int = 0
+
+    @property
+    def num_known(self) -> int:
+        """Tokens there are, those included that only the device knows yet."""
+        return len(self.tokens) + self.num_unseen
+
+    @property
+    def num_pending(self) -> int:
+        return self.num_known - self.num_computed
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_drawn(self) -> int:
+        return self.num_known - self.num_prompt
+
+    @property
+    def wants_token(self) -> bool:
+        """Whether it may still draw: its last token needs no step of its own."""
+        return not self.finished and self.num_drawn < self.request.sampling.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens [start, stop) of a sequence, computed in one step.
+
+    Attributes:
+        feed: the span's token is one the host has not seen; the device has it.
+        draws: the span ends at the sequence's last token, so a new token is drawn.
+        copy: (from, to): a page to copy before the step writes anything.
+    """
+
+    sequence: Sequence
+    start: int
+    stop: int
+    feed: bool
+    draws: bool
+    copy: tuple[int, int] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a step reports for one span: a token, and log-probabilities where asked for."""
+
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
