@@ -25,9 +25,10 @@ def sample(logits: jax.Array, positions: jax.Array, sampling: SamplingArrays) ->
         sampling: settings, each [R].
 
     Returns:
-        i32[R]; -1 for rows whose largest logit is not finite.
+        i32[R]; -1 for rows with a logit of NaN or +infinity, or with none above -infinity.
     """
-    largest = jnp.max(logits, axis=-1)
+    # The maximum on a CPU passes over a NaN among other numbers.
+    largest = jnp.max(jnp.where(jnp.isnan(logits), jnp.inf, logits), axis=-1)
     greedy = _first_index(logits == largest[:, None])
 
     def draw() -> jax.Array:
