@@ -45,8 +45,8 @@ def test_a_prompt_that_is_wholly_cached_computes_its_last_token(length, look_ahe
 def test_prompts_share_exactly_the_pages_they_have_in_common(look_ahead):
     engine = ToyEngine(prefix_reuse=True, look_ahead=look_ahead)
     common = numbers(3 * PAGE + 2)
-    run(engine, ask("first", common + [900, 901, 902]))
-    assert run(engine, ask("second", common + [903] * 5)) == {"second": 3 * PAGE}
+    run(engine, ask("first", [*common, 900, 901, 902]))
+    assert run(engine, ask("second", [*common, *[903] * 5])) == {"second": 3 * PAGE}
     assert run(engine, ask("other", numbers(20, start=1))) == {"other": 0}
 
 

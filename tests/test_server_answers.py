@@ -235,6 +235,7 @@ def test_choices_are_numbered_prompt_after_prompt_and_usage_counts_prompts_once(
         "prompt_tokens": 5,
         "completion_tokens": 3 + 3 + 4 + 4,
         "total_tokens": 19,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     assert all(len([c for c in streamed.choices(i) if c["finish_reason"]]) == 1 for i in range(4))
 

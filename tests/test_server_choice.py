@@ -11,7 +11,7 @@ from jaxserve.request import TokenEvent
 from jaxserve.server.choice import Choice, Delta
 from jaxserve.server.generation import Limits, plan_chat, plan_completion
 from jaxserve.server.openai import ChatBody, CompletionBody, Message, StreamOptions
-from jaxserve.server.replies import Usage
+from jaxserve.server.replies import PromptDetails, Usage
 from jaxserve.server.stream import ChunkEncoder
 
 LIMITS = Limits(VOCAB_SIZE, 64, 1024, (EOS,))
@@ -99,6 +99,11 @@ def test_spliced_chunks_are_what_encoding_them_whole_would_give(kind, include_us
 
 def test_the_usage_chunk_has_no_choices():
     encoder = ChunkEncoder(completion(stream=True), TOKENIZER, model="m", created=7)
-    chunk = json.loads(encoder.usage(Usage(1, 2, 3)).removeprefix(b"data: "))
+    chunk = json.loads(encoder.usage(Usage(1, 2, 3, PromptDetails(0))).removeprefix(b"data: "))
     assert chunk["choices"] == []
-    assert chunk["usage"] == {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    assert chunk["usage"] == {
+        "prompt_tokens": 1,
+        "completion_tokens": 2,
+        "total_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }

@@ -108,6 +108,7 @@ def test_lengths_that_fit(server, num_prompt, max_tokens, expected, stream):
         "prompt_tokens": num_prompt,
         "completion_tokens": expected,
         "total_tokens": num_prompt + expected,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     assert reply.finish_reason() == "length"
 
@@ -133,6 +134,7 @@ def test_a_chat_may_use_all_of_the_context(server):
         "prompt_tokens": 10,
         "completion_tokens": MAX_CONTEXT - 10,
         "total_tokens": MAX_CONTEXT,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 

@@ -15,7 +15,7 @@ from jaxserve.server.choice import Choice, Delta
 from jaxserve.server.client import Inbox
 from jaxserve.server.failures import INTERNAL_ERROR, detail, failure
 from jaxserve.server.generation import Generation
-from jaxserve.server.replies import Usage, encode
+from jaxserve.server.replies import PromptDetails, Usage, encode
 from jaxserve.server.service import SERVICE, Service
 from jaxserve.server.stream import DONE, ChunkEncoder, error_event
 from jaxserve.server.whole import join, whole_answer
@@ -123,7 +123,9 @@ class Answer:
         """The count of tokens."""
         num_prompt = sum(len(prompt.ids) for prompt in self.generation.prompts)
         num_output = sum(choice.num_tokens for choice in self.choices)
-        return Usage(num_prompt, num_output, num_prompt + num_output)
+        first_choices = self.choices[:: self.generation.choices_per_prompt]
+        cached = PromptDetails(sum(choice.num_cached for choice in first_choices))
+        return Usage(num_prompt, num_output, num_prompt + num_output, cached)
 
 
 async def whole(answer: Answer) -> web.Response:

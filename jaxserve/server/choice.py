@@ -47,6 +47,7 @@ class Choice:
 
     Attributes:
         num_tokens: generated so far, the one that ended the choice included.
+        num_cached: prompt tokens the engine did not have to compute.
         finish_reason: None while it goes on.
     """
 
@@ -70,6 +71,7 @@ class Choice:
         self._scored: list[ScoredToken] = []
         self._ended = False
         self.num_tokens = 0
+        self.num_cached = 0
         self.finish_reason: FinishReason | None = None
 
     def push(self, event: TokenEvent) -> bool:
@@ -86,6 +88,7 @@ class Choice:
         if event.token_id is None:
             raise EngineStopped(event.message or "the engine gave this request up")
         self.num_tokens += 1
+        self.num_cached += event.num_cached
         if self._scores:
             self._scored.append(ScoredToken(event, self._offset))
         if event.finish_reason != "stop" or self._include_stop:

@@ -160,7 +160,8 @@ def plan(
         length = output_length(len(prompt.ids), max_tokens, limits.max_context, chat=chat)
         for seed in seeds[prompt_index * n : (prompt_index + 1) * n]:
             params = replace(sampling, max_tokens=length, seed=seed)
-            requests.append(Request(f"{answer_id}-{len(requests)}", prompt.ids, params))
+            name = f"{answer_id}-{len(requests)}"
+            requests.append(Request(name, prompt.ids, params, cache_salt=body.cache_salt or ""))
     return Generation(
         answer_id=answer_id,
         prompts=prompts,

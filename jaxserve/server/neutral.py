@@ -76,7 +76,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "safety_identifier": ("",),
         "prompt_cache_key": ("",),
         "prompt_cache_retention": (),
-        "cache_salt": (),
         "request_id": (),
         "kv_transfer_params": (),
         "vllm_xargs": ({},),

@@ -75,6 +75,7 @@ class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logprobs: Int | None = None
     echo: bool | None = None
     skip_special_tokens: bool | None = None
+    cache_salt: str | None = None
     user: str | None = None
 
 
@@ -102,6 +103,7 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
+    cache_salt: str | None = None
     user: str | None = None
 
 

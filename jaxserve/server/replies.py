@@ -10,12 +10,19 @@ from msgspec import UNSET, UnsetType
 from jaxserve.request import FinishReason
 
 
+class PromptDetails(msgspec.Struct, frozen=True):
+    """Of the prompt tokens: how many were found in the cache, not computed."""
+
+    cached_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens: every prompt counts once, every choice's output counts."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
