@@ -71,6 +71,7 @@ class Engine:
 
     def _launch(self) -> Launched | None:
         spans = self.scheduler.schedule()
+        self.executor.move(self.scheduler.take_moves())
         return self.executor.launch(spans) if spans else None
 
     def _collect(self, launched: Launched | None) -> list[TokenEvent]:

@@ -16,11 +16,13 @@ import numpy as np
 
 from checkpoints.model_config import ModelConfig
 from jaxserve.batch import NULL_PAGE, DeviceState, StepOutput, StepShape
+from jaxserve.host_pages import HostPages
 from jaxserve.models.attention import copy_pages, empty_pages
 from jaxserve.models.llama import Params
 from jaxserve.packing import choose_shape, pack
 from jaxserve.sequence import Drawn, Span
 from jaxserve.step import StepFn, compile_step
+from jaxserve.swap import Move
 
 Progress = Callable[[str, int, int], None]
 """Told (what is done, how many, of how many)."""
@@ -47,6 +49,10 @@ class Launched:
 class Executor(Protocol):
     """Runs spans. One step at a time may be in flight ahead of the one being collected."""
 
+    def move(self, moves: tuple[Move, ...]) -> None:
+        """Move pages between device and host before the next step does anything else."""
+        ...
+
     def launch(self, spans: tuple[Span, ...]) -> Launched:
         """Hand a step to the device and return without waiting for it."""
         ...
@@ -62,7 +68,7 @@ class JaxExecutor:
     def __init__(
         self, params: Params, state: DeviceState, steps: dict[StepShape, jax.stages.Compiled]
     ) -> None:
-        """Compiles what copies pages, so that serving never compiles.
+        """Compiles what copies and moves pages, so that serving never compiles.
 
         Args:
             params: stay on the device for good.
@@ -73,8 +79,13 @@ class JaxExecutor:
         self._state = state
         self._steps = steps
         self._shapes = tuple(sorted(steps))
+        self._host = HostPages()
+        self._state = self._host.warm_up(self._state)
         self._copy_pages([(NULL_PAGE, NULL_PAGE)])
         self.last_aux: object = ()
+
+    def move(self, moves: tuple[Move, ...]) -> None:
+        self._state = self._host.move(self._state, moves)
 
     def launch(self, spans: tuple[Span, ...]) -> Launched:
         started = time.perf_counter()
@@ -96,6 +107,7 @@ class JaxExecutor:
 
     def collect(self, launched: Launched) -> list[Drawn]:
         output = launched.output
+        self._host.settle()
         self.last_aux = output.aux
         token_ids = np.asarray(output.token_ids).tolist()
         wanted = [span.sequence.request.sampling.top_logprobs for span in launched.spans]

@@ -16,6 +16,7 @@ from jaxserve.pages import PagePool
 from jaxserve.prefix import PrefixReuse
 from jaxserve.request import FinishReason, Request, TokenEvent
 from jaxserve.sequence import Drawn, Sequence, Span
+from jaxserve.swap import Move, SwapCost, SwapSpace
 
 OLDEST_SHARE = 4
 """The oldest unfinished prompt gets at least one in this many of a step's prefill tokens, so that
@@ -38,6 +39,8 @@ class Scheduler:
         token_budget: int,
         max_context: int,
         prefix_reuse: bool = True,
+        swap: SwapSpace | None = None,
+        admission_slack: int = 1,
     ) -> None:
         """Raises ConfigError for a budget that cannot hold a decode of every row.
 
@@ -47,6 +50,9 @@ class Scheduler:
             token_budget: most tokens in a step, at least max_rows.
             max_context: most tokens a sequence may hold; lowered to what the pool can hold.
             prefix_reuse: sequences that begin alike share pages.
+            swap: where preempted sequences may be kept; None recomputes them.
+            admission_slack: free pages to leave for each running sequence when admitting another.
+                Without it a pool that is full at admission preempts as soon as anyone grows.
         """
         if token_budget < max_rows:
             raise ConfigError(
@@ -59,7 +65,9 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self.num_preemptions = 0
+        self._admission_slack = admission_slack
         self._prefix = PrefixReuse(pool, enabled=prefix_reuse)
+        self.swap = swap or SwapSpace(pool, 0, SwapCost(0.0, 0.0))
         self._by_id: dict[str, Sequence] = {}
         self._free_slots = list(range(max_rows - 1, -1, -1))
 
@@ -101,10 +109,16 @@ class Scheduler:
             if sequence.num_pending == 1 and sequence.wants_token:
                 self._place(spans, sequence, 1)
         if self.num_preemptions == preemptions:
-            self._admit()
+            for sequence in self._admit():
+                if sequence.num_pending == 1:  # restored from the host: it decodes at once
+                    self._place(spans, sequence, 1)
         for sequence, num_tokens in self._share(self.token_budget - len(spans)):
             self._place(spans, sequence, num_tokens)
         return tuple(spans)
+
+    def take_moves(self) -> tuple[Move, ...]:
+        """Pages to move before the step just scheduled does anything else."""
+        return self.swap.take_moves()
 
     def commit(self, spans: Seq[Span], drawn: Seq[Drawn]) -> list[TokenEvent]:
         """Take in the results of a step, one entry of `drawn` for each span.
@@ -147,21 +161,34 @@ class Scheduler:
             num_cached=sequence.num_cached if is_first else 0,
         )
 
-    def _admit(self) -> None:
-        """Move waiting sequences to running while rows and pages last.
+    def _admit(self) -> list[Sequence]:
+        """Move waiting sequences to running while rows and pages last; those that moved.
 
         A sequence is admitted only when its whole prompt fits beside what the prompts already
         admitted still need: prompts that crowd each other out would be preempted half-computed.
         """
+        admitted: list[Sequence] = []
         promised = sum(self._prefix.missing(sequence) for sequence in self.running)
         while self.waiting and self._free_slots:
             needed = self._prefix.missing(self.waiting[0])
-            if promised + needed > self.pool.num_free:
-                return
+            slack = self._admission_slack * len(self.running)
+            if promised + needed + slack > self.pool.num_free:
+                break
             promised += needed
             sequence = self.waiting.popleft()
             sequence.slot = self._free_slots.pop()
             self.running.append(sequence)
+            admitted.append(sequence)
+            if sequence.num_swapped:
+                self._bring_back(sequence)
+        return admitted
+
+    def _bring_back(self, sequence: Sequence) -> None:
+        """Restore a sequence from the host. Pages still in the cache need not travel."""
+        self._prefix.advance(sequence)
+        grown = self.pool.grow(sequence.pages, sequence.num_swapped)
+        assert grown, "admitted without room for its pages"
+        self.swap.restore(sequence)
 
     def _share(self, budget: int) -> list[tuple[Sequence, int]]:
         """Divide the prefill budget: the oldest prompt's share, then the least left to compute."""
@@ -218,6 +245,8 @@ class Scheduler:
         return num_tokens
 
     def _preempt(self, sequence: Sequence) -> None:
+        """Take a sequence's pages; it goes first in line, to be restored or recomputed."""
+        self.swap.save(sequence)
         self._stop_running(sequence)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
@@ -230,6 +259,7 @@ class Scheduler:
         del self._by_id[sequence.request.request_id]
         if sequence.slot < 0:
             self.waiting.remove(sequence)
+            self.swap.drop(sequence)
             return
         self._stop_running(sequence)
 

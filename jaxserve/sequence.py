@@ -25,6 +25,7 @@ class Sequence:
         tail_label: digest of the prompt's last page, full or not.
         num_labelled: pages at the front that can be found by their label.
         claims: it computes its pages on behalf of every sequence that begins alike.
+        num_swapped: tokens whose keys and values are saved in host memory.
         num_cached: prompt tokens it found computed when it was first admitted.
     """
 
@@ -40,6 +41,7 @@ class Sequence:
     tail_label: bytes = b""
     num_labelled: int = 0
     claims: bool = False
+    num_swapped: int = 0
     num_cached: int = 0
 
     @property

@@ -149,18 +149,26 @@ COMMANDS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     commands=COMMANDS,
     num_pages=st.integers(12, 40),
     budget=st.integers(8, 40),
     look_ahead=st.booleans(),
+    prefix_reuse=st.booleans(),
+    swap_pages=st.sampled_from([0, 0, 9, 100]),
+    slack=st.integers(0, 1),
 )
-def test_whatever_comes_and_goes_tokens_are_those_without_reuse(
-    commands, num_pages, budget, look_ahead
+def test_whatever_comes_and_goes_everyone_gets_the_tokens_they_would_get_alone(
+    commands, num_pages, budget, look_ahead, prefix_reuse, swap_pages, slack
 ):
     engine = ToyEngine(
-        num_pages=num_pages, token_budget=budget, prefix_reuse=True, look_ahead=look_ahead
+        num_pages=num_pages,
+        token_budget=budget,
+        look_ahead=look_ahead,
+        prefix_reuse=prefix_reuse,
+        swap_pages=swap_pages,
+        admission_slack=slack,
     )
     requests: list[Request] = []
     aborted: set[str] = set()

@@ -8,7 +8,9 @@ from typing import Any
 
 from jaxserve.pages import PagePool
 from jaxserve.request import Request, SamplingParams, TokenEvent
-from jaxserve.scheduler import Drawn, Scheduler, Sequence, Span
+from jaxserve.scheduler import Scheduler
+from jaxserve.sequence import Drawn, Sequence, Span
+from jaxserve.swap import Move, SwapCost, SwapSpace
 
 VOCAB = 1009
 BAD = 1010  # a prompt with this token in it draws no number
@@ -49,6 +51,24 @@ class ToyDevice:
     def __init__(self, pool: PagePool, num_slots: int) -> None:
         self._cache = [[BAD] * pool.page_size for _ in range(pool.num_total + 1)]
         self._last_token = [BAD] * num_slots
+        self._saved: dict[Sequence, list[list[int]]] = {}
+
+    @property
+    def num_saved(self) -> int:
+        """Sequences on the host."""
+        return len(self._saved)
+
+    def move(self, moves: Seq[Move]) -> None:
+        """Between the cache and the host, in the order given."""
+        for move in moves:
+            if move.way == "out":
+                self._saved[move.sequence] = [self._cache[page].copy() for page in move.pages]
+            elif move.way == "in":
+                saved = self._saved[move.sequence][move.first :]
+                for page, content in zip(move.pages, saved, strict=True):
+                    self._cache[page] = content.copy()
+            else:
+                del self._saved[move.sequence]
 
     def run(self, spans: Seq[Span]) -> list[Drawn]:
         for span in spans:
@@ -97,6 +117,8 @@ class ToyEngine:
         token_budget: int = 32,
         look_ahead: bool = True,
         prefix_reuse: bool = False,
+        swap_pages: int = 0,
+        admission_slack: int = 0,
     ) -> None:
         pool = PagePool(num_pages, page_size)
         self.scheduler = Scheduler(
@@ -105,8 +127,11 @@ class ToyEngine:
             token_budget=token_budget,
             max_context=10_000,
             prefix_reuse=prefix_reuse,
+            admission_slack=admission_slack,
+            swap=SwapSpace(pool, swap_pages, SwapCost(1.0, 1.0)),
         )
         self.prefix_reuse = prefix_reuse
+        self.swaps = swap_pages > 0
         self.events: dict[str, list[TokenEvent]] = {}
         self.steps: list[tuple[Span, ...]] = []
         self.streak = self.stall = 0
@@ -136,6 +161,7 @@ class ToyEngine:
         self._check_step(spans)
         if not spans and self.scheduler.has_work:
             assert self._in_flight, "something to do, nothing in flight, and nothing scheduled"
+        self._device.move(self.scheduler.take_moves())
         launched = (spans, self._device.run(spans)) if spans else None
         landed, self._in_flight = (
             (self._in_flight, launched) if self._look_ahead else (launched, None)
@@ -154,6 +180,8 @@ class ToyEngine:
         assert not self.has_work, f"not done after {limit} steps"
         assert self.scheduler.pool.num_live == 0
         assert not self.scheduler.running and not self.scheduler.waiting
+        self._device.move(self.scheduler.take_moves())
+        assert self._device.num_saved == 0
 
     def tokens(self, name: str) -> list[int]:
         """What a request produced. At most its last event may lack a token or have a reason."""
@@ -176,7 +204,7 @@ class ToyEngine:
             assert sequence in scheduler.running
             # A sequence may start beyond what it computed itself only on pages it found.
             assert book.num_computed <= span.start < span.stop
-            assert self.prefix_reuse or book.num_computed == span.start
+            assert self.prefix_reuse or self.swaps or book.num_computed == span.start
             num_known = len(sequence.request.prompt_ids) + book.num_drawn
             assert span.draws == (span.stop == num_known)
             assert span.feed == (span.stop > len(sequence.tokens))
@@ -193,19 +221,24 @@ class ToyEngine:
         self.stall = max(self.stall, self._stalled)
 
     def check_conservation(self) -> None:
-        """Every page is free or held, each by as many as the pool thinks; every slot by one."""
-        scheduler, pool = self.scheduler, self.scheduler.pool
-        held = [page for sequence in scheduler.running for page in sequence.pages]
-        assert pool.num_free + pool.num_live == pool.num_total
-        assert pool.num_live == len(set(held))
+        check_conservation(self.scheduler)
+        held = [page for sequence in self.scheduler.running for page in sequence.pages]
         assert self.prefix_reuse or len(held) == len(set(held))
-        assert all(count == pool.num_holders(page) for page, count in Counter(held).items())
-        assert all(1 <= page <= pool.num_total for page in held)
-        slots = {sequence.slot for sequence in scheduler.running}
-        assert len(slots) == len(scheduler.running) <= scheduler.max_rows
-        assert slots <= set(range(scheduler.max_rows))
-        for sequence in scheduler.waiting:
-            assert not sequence.pages and sequence.slot == -1 and sequence.num_computed == 0
+
+
+def check_conservation(scheduler: Scheduler) -> None:
+    """Every page is free or held, each by as many as the pool thinks; every slot by one."""
+    pool = scheduler.pool
+    held = Counter(page for sequence in scheduler.running for page in sequence.pages)
+    assert pool.num_free + pool.num_live == pool.num_total
+    assert pool.num_live == len(held)
+    assert all(count == pool.num_holders(page) for page, count in held.items())
+    assert all(1 <= page <= pool.num_total for page in held)
+    slots = {sequence.slot for sequence in scheduler.running}
+    assert len(slots) == len(scheduler.running) <= scheduler.max_rows
+    assert slots <= set(range(scheduler.max_rows))
+    for sequence in scheduler.waiting:
+        assert not sequence.pages and sequence.slot == -1 and sequence.num_computed == 0
 
 
 class _Book:
