@@ -23,6 +23,8 @@ class EngineConfig:
         max_rows: most sequences in a step.
         token_budget: most tokens in a step.
         max_context: most tokens a sequence may hold; None takes the model's own limit.
+        prefix_reuse: sequences that begin alike share pages.
+        swap_space: GiB of host memory for preempted sequences; 0 recomputes them.
         step: `package.module:factory` of a step function to use instead of the default one.
     """
 
@@ -35,6 +37,8 @@ class EngineConfig:
     max_rows: int = 64
     token_budget: int = 256
     max_context: int | None = None
+    prefix_reuse: bool = True
+    swap_space: float = 1.0
     step: str | None = None
 
 

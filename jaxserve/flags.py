@@ -121,6 +121,19 @@ def _add_cache(engine: argparse._ArgumentGroup) -> None:
         metavar="F",
         help="share of memory to use; unset: 0.9 of a GPU, 0.1 of a CPU machine for the cache",
     )
+    engine.add_argument(
+        "--no-prefix-reuse",
+        dest="prefix_reuse",
+        action="store_false",
+        help="compute every prompt anew, even one that begins like another",
+    )
+    engine.add_argument(
+        "--swap-space",
+        type=gibibytes,
+        metavar="GIB",
+        default=default(EngineConfig, "swap_space"),
+        help="host memory for sequences that lost their pages; 0 recomputes them",
+    )
 
 
 def add_plan(plan: Parser) -> None:
@@ -230,6 +243,11 @@ def port(text: str) -> int:
 def seconds(text: str) -> float:
     """A finite number of seconds, not negative."""
     return _number(text, "a number of seconds, 0 or more", 0.0, math.inf)
+
+
+def gibibytes(text: str) -> float:
+    """A finite amount of memory in GiB, 0 included."""
+    return _number(text, "a number of GiB, 0 or more", 0.0, math.inf)
 
 
 def fraction(text: str) -> float:

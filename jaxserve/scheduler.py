@@ -54,10 +54,7 @@ class Scheduler:
             admission_slack: free pages to leave for each running sequence when admitting another.
                 Without it a pool that is full at admission preempts as soon as anyone grows.
         """
-        if token_budget < max_rows:
-            raise ConfigError(
-                f"a step of {token_budget} tokens cannot hold a token for each of {max_rows} rows"
-            )
+        check_budget(max_rows, token_budget)
         self.pool = pool
         self.max_rows = max_rows
         self.token_budget = token_budget
@@ -269,3 +266,12 @@ class Scheduler:
         self.pool.release(sequence.pages)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
+
+
+def check_budget(max_rows: int, token_budget: int) -> None:
+    """Raises ConfigError for a budget that cannot hold a decode of every row."""
+    if token_budget < max_rows:
+        raise ConfigError(
+            f"a step of {token_budget} tokens cannot hold a token for each of {max_rows} rows: "
+            "raise the token budget or lower the rows"
+        )

@@ -15,21 +15,23 @@ import jax.numpy as jnp
 from checkpoints import Store, open_checkpoint
 from checkpoints.model_config import ModelConfig
 from jaxserve.batch import DeviceState
+from jaxserve.calibrate import calibrate
 from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
 from jaxserve.errors import ConfigError
 from jaxserve.executor import JaxExecutor, Progress, compile_steps, empty_state
 from jaxserve.models.attention import PagedAttention, kv_bytes_per_token
 from jaxserve.models.decoder import Decoder
-from jaxserve.packing import step_shapes
+from jaxserve.packing import pack, step_shapes
 from jaxserve.pages import PagePool
-from jaxserve.scheduler import Scheduler
-from jaxserve.step import StepFactory, StepFn, make_step
+from jaxserve.scheduler import Scheduler, check_budget
+from jaxserve.step import StepFactory, StepFn, compile_step, make_step
+from jaxserve.swap import SwapSpace
 
 logger = logging.getLogger("jaxserve.startup")
 
-STEP_RESERVE_BYTES = 512 << 20
-"""Left free beside weights and pages: for a step's temporaries and the runtime."""
+RUNTIME_BYTES = 512 << 20
+"""Left free on a GPU beside weights, pages and a step's temporaries: for code and the runtime."""
 
 # A CPU shares its memory with everything else on the machine; a GPU is ours.
 MEMORY_FRACTION = {"cpu": 0.1, "gpu": 0.9}
@@ -57,6 +59,7 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         CheckpointError: the model cannot be found or read.
         ConfigError: the settings do not fit together, the model or the device.
     """
+    check_budget(config.max_rows, config.token_budget)
     store = Store(config.store)
     use_compilation_cache(store.xla_cache)
     checkpoint = open_checkpoint(config.model, store)
@@ -65,15 +68,17 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
     max_context = resolve_context(config, checkpoint.config)
     step = resolve_step(config.step, Decoder(checkpoint.config, PagedAttention()))
     params = checkpoint.load(dtype=dtype, progress=progress)
-    num_pages = config.num_pages or pool_size(config, checkpoint.config, params, dtype, max_context)
+    num_pages = config.num_pages
+    if num_pages is None:
+        # A CPU shares its memory: there the fraction is for the pages alone, whatever the rest.
+        taken = 0
+        if platform != "cpu":
+            taken = RUNTIME_BYTES + weight_bytes(params)
+            taken += step_bytes(config, step, params, checkpoint.config, dtype, max_context)
+        num_pages = pool_size(config, checkpoint.config, dtype, max_context, taken)
 
     pool = PagePool(num_pages, config.page_size)
-    scheduler = Scheduler(
-        pool,
-        max_rows=config.max_rows,
-        token_budget=config.token_budget,
-        max_context=max_context,
-    )
+    max_context = min(max_context, pool.capacity)
     state = empty_state(
         checkpoint.config,
         num_pages=num_pages,
@@ -81,7 +86,22 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         max_rows=config.max_rows,
         dtype=dtype,
     )
-    executor = compiled_executor(config, step, params, state, scheduler.max_context, progress)
+    executor = compiled_executor(config, step, params, state, max_context, progress)
+    calibration = calibrate(
+        executor,
+        num_pages=num_pages,
+        page_size=config.page_size,
+        token_budget=min(config.token_budget, max_context),
+    )
+    page_bytes = kv_bytes_per_token(checkpoint.config, dtype.itemsize) * config.page_size
+    scheduler = Scheduler(
+        pool,
+        max_rows=config.max_rows,
+        token_budget=config.token_budget,
+        max_context=max_context,
+        prefix_reuse=config.prefix_reuse,
+        swap=SwapSpace(pool, int(config.swap_space * 2**30) // page_bytes, calibration.swap_cost),
+    )
     description = (
         f"{jax.devices()[0].device_kind}, {dtype.name}, {pool.num_total} pages of "
         f"{pool.page_size} tokens, context {scheduler.max_context}, {config.max_rows} rows, "
@@ -152,23 +172,51 @@ def resolve_step(name: str | None, decoder: Decoder) -> StepFn:
     return make(decoder)
 
 
-def pool_size(
-    config: EngineConfig, model: ModelConfig, params: Any, dtype: jnp.dtype, max_context: int
+def weight_bytes(params: Any) -> int:
+    """Bytes of all arrays of a tree."""
+    return sum(int(leaf.nbytes) for leaf in jax.tree.leaves(params))
+
+
+def step_bytes(
+    config: EngineConfig,
+    step: StepFn,
+    params: Any,
+    model: ModelConfig,
+    dtype: jnp.dtype,
+    max_context: int,
 ) -> int:
-    """Pages that fit beside the weights, but no more than all rows can use."""
+    """Temporary memory of the largest step, by the compiler's own account.
+
+    It does not depend on the size of the cache, so the smallest cache is compiled for.
+    """
+    state = empty_state(
+        model, num_pages=2, page_size=config.page_size, max_rows=config.max_rows, dtype=dtype
+    )
+    shape = step_shapes(
+        max_rows=config.max_rows,
+        token_budget=config.token_budget,
+        max_context=max_context,
+        page_size=config.page_size,
+    )[-1]
+    compiled = compile_step(step, params, state, *pack((), shape))
+    analysis = compiled.memory_analysis()
+    return 0 if analysis is None else int(analysis.temp_size_in_bytes)
+
+
+def pool_size(
+    config: EngineConfig, model: ModelConfig, dtype: jnp.dtype, max_context: int, taken: int
+) -> int:
+    """Pages that fit beside `taken` bytes, but no more than all rows can use."""
     device = jax.devices()[0]
     total = device_bytes(device)
     fraction = config.memory_fraction or MEMORY_FRACTION.get(device.platform, 0.9)
-    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-    # On a CPU the fraction is for the pages alone: the weights may well be larger than it.
-    taken = 0 if device.platform == "cpu" else weights + STEP_RESERVE_BYTES
     page_bytes = kv_bytes_per_token(model, dtype.itemsize) * config.page_size
     fitting = int(fraction * total - taken) // page_bytes
     if fitting < 2:
         raise ConfigError(
-            f"{weights / 1e9:.1f} GB of weights leave no room for pages in {fraction:.0%} of the "
-            f"device's {total / 1e9:.1f} GB: use a smaller model or dtype, a larger "
-            "--memory-fraction, or set --num-pages"
+            f"{taken / 1e9:.1f} GB of weights and temporaries leave no room for pages in "
+            f"{fraction:.0%} of the device's {total / 1e9:.1f} GB: use a smaller model or dtype, "
+            "a larger --memory-fraction, or set --num-pages"
         )
     usable = config.max_rows * -(-max_context // config.page_size)
     return min(fitting, usable) + 1

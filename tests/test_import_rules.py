@@ -49,6 +49,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.step",
         "jaxserve.swap",
     ),
+    "jaxserve.calibrate": (
+        "jaxserve.executor",
+        "jaxserve.request",
+        "jaxserve.sequence",
+        "jaxserve.swap",
+    ),
     "jaxserve.engine": ("jaxserve.executor", "jaxserve.request", "jaxserve.scheduler"),
     "jaxserve.tokenizer": (
         *TYPES,

@@ -1,0 +1,108 @@
+"""From settings to an engine: what is refused, how the pool is sized, what is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from engines import TINY, drain, request, tiny
+
+import checkpoints
+from jaxserve.config import EngineConfig, decode_engine_config, encode_engine_config
+from jaxserve.errors import ConfigError
+from jaxserve.startup import load_engine, pool_size, step_bytes
+from jaxserve.step import make_step
+
+FLOAT32 = jnp.dtype(jnp.float32)
+# llama-untied: 3 layers, 2 KV heads of 8, k and v, 16 tokens a page, float32.
+PAGE_BYTES = 3 * 2 * 8 * 2 * 16 * 4
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A store of our own: what one test compiles the next one finds. Gone afterwards."""
+    yield tmp_path_factory.mktemp("store")
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+def config_for(store: Path, **changes) -> EngineConfig:
+    base = EngineConfig(
+        str(TINY / "llama-untied"),
+        store,
+        num_pages=40,
+        max_rows=2,
+        token_budget=16,
+        max_context=128,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def test_settings_survive_the_way_to_another_process(store):
+    config = config_for(store, step="examples.norm_probe:make_step", swap_space=0.5)
+    assert decode_engine_config(encode_engine_config(config)) == config
+
+
+def test_a_loaded_engine_serves_and_says_what_it_is(store):
+    loaded = load_engine(config_for(store))
+    loaded.engine.add(request("a", [5, 6, 7], 4))
+    assert len(drain(loaded.engine)["a"]) == 4
+    assert loaded.vocab_size == 320
+    assert "39 pages of 16 tokens, context 128" in loaded.description
+
+
+def test_the_context_is_no_longer_than_the_pool_can_hold(store):
+    loaded = load_engine(config_for(store, num_pages=5))
+    assert loaded.engine.scheduler.max_context == 4 * 16
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"dtype": "int4"}, "int4"),
+        ({"max_context": 100_000}, "512"),
+        ({"max_rows": 32}, "16 tokens .* 32 rows"),
+        ({"step": "no.such.module:make"}, "package.module:factory"),
+        ({"step": "examples.norm_probe"}, "package.module:factory"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_with_the_reason(store, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        load_engine(config_for(store, **changes))
+
+
+def test_an_unknown_model_is_refused(store):
+    with pytest.raises(checkpoints.CheckpointError, match="no model"):
+        load_engine(config_for(store, model="nonesuch"))
+
+
+def test_the_pool_takes_what_is_left_and_no_more_than_the_rows_can_use(store, monkeypatch):
+    monkeypatch.setattr("jaxserve.startup.device_bytes", lambda device: 100 * PAGE_BYTES)
+    model = tiny("llama-untied").decoder.config
+    config = config_for(store, memory_fraction=0.5, max_rows=1000)
+    assert pool_size(config, model, FLOAT32, 128, taken=0) == 50 + 1
+    assert pool_size(config, model, FLOAT32, 128, taken=20 * PAGE_BYTES) == 30 + 1
+    few = dataclasses.replace(config, max_rows=2)
+    assert pool_size(few, model, FLOAT32, 128, taken=0) == 2 * 8 + 1
+    with pytest.raises(ConfigError, match="memory-fraction"):
+        pool_size(config, model, FLOAT32, 128, taken=49 * PAGE_BYTES)
+
+
+def test_a_steps_temporaries_are_the_compilers_own_figure(store):
+    loaded = tiny("llama-untied")
+    step = make_step(loaded.decoder)
+    small, large = (
+        step_bytes(
+            config_for(store, max_rows=2, token_budget=budget),
+            step,
+            loaded.params,
+            loaded.decoder.config,
+            FLOAT32,
+            128,
+        )
+        for budget in (8, 64)
+    )
+    assert 0 < small < large
