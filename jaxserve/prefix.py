@@ -45,7 +45,10 @@ class PrefixReuse:
         needed = self._pool.pages_for(sequence.num_known) - held
         if sequence.num_pending > 1:
             for label in sequence.labels[held : self._num_findable(sequence)]:
-                needed -= self._is_free_of_charge(sequence, label)
+                page = self._pool.find(label)
+                if page is None and self._claims.get(label, sequence) is sequence:
+                    break  # a gap: whatever lies behind it cannot be taken over
+                needed -= page is None or not self._pool.is_cached(page)
         return needed
 
     def advance(self, sequence: Sequence) -> bool:
@@ -124,12 +127,6 @@ class PrefixReuse:
             for own in (*sequence.labels[index:], sequence.tail_label):
                 self._claims.setdefault(own, sequence)
         return True
-
-    def _is_free_of_charge(self, sequence: Sequence, label: bytes) -> bool:
-        page = self._pool.find(label)
-        if page is None:
-            return self._claims.get(label, sequence) is not sequence
-        return not self._pool.is_cached(page)
 
     def _num_findable(self, sequence: Sequence) -> int:
         """Pages that can be taken over whole: the last known token is always computed."""

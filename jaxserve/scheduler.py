@@ -181,11 +181,15 @@ class Scheduler:
         return admitted
 
     def _bring_back(self, sequence: Sequence) -> None:
-        """Restore a sequence from the host. Pages still in the cache need not travel."""
+        """Restore a sequence from the host. Pages still in the cache need not travel.
+
+        Pages that it was going to share may be somebody's still to compute: then it computes too.
+        """
         self._prefix.advance(sequence)
-        grown = self.pool.grow(sequence.pages, sequence.num_swapped)
-        assert grown, "admitted without room for its pages"
-        self.swap.restore(sequence)
+        if self.pool.grow(sequence.pages, sequence.num_swapped):
+            self.swap.restore(sequence)
+        else:
+            self.swap.drop(sequence)
 
     def _share(self, budget: int) -> list[tuple[Sequence, int]]:
         """Divide the prefill budget: the oldest prompt's share, then the least left to compute."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from toy_scheduling import ToyEngine, make_request, serve
+from toy_scheduling import ToyEngine, make_request, serve, tokens_alone
 
 from jaxserve.pages import PagePool
+from jaxserve.request import Request, SamplingParams
 from jaxserve.swap import SwapCost, SwapSpace
 
 both_loops = pytest.mark.parametrize("look_ahead", [True, False], ids=["look-ahead", "in turn"])
@@ -48,6 +49,21 @@ def test_an_abort_forgets_what_was_saved():
     (victim,) = (s for s in engine.scheduler.waiting if s.num_swapped)
     assert engine.scheduler.abort(victim.request.request_id)
     engine.drain()
+
+
+@both_loops
+@pytest.mark.parametrize("num_pages", range(8, 13))
+def test_a_gap_in_what_can_be_shared_is_restored_and_not_counted_as_free(num_pages, look_ahead):
+    """Two samples copy the prompt's last page; then the original, the one found, is evicted."""
+    engine = ToyEngine(num_pages=num_pages, prefix_reuse=True, swap_pages=50, look_ahead=look_ahead)
+    prompt = make_request("p", 8, 1).prompt_ids
+    engine.add(Request("first", prompt, SamplingParams(1)))
+    engine.drain()
+    samples = [Request("a", prompt, SamplingParams(20)), Request("b", prompt, SamplingParams(18))]
+    engine.add(*samples)
+    engine.drain()
+    for sample in samples:
+        assert engine.tokens(sample.request_id) == tokens_alone(sample)
 
 
 def test_the_cheaper_way_back_is_taken():
