@@ -25,6 +25,7 @@ from jaxserve.request import Request, SamplingParams, TokenEvent
 from jaxserve.scheduler import Scheduler, Span
 from jaxserve.scheduler import Sequence as Row
 from jaxserve.step import make_step
+from jaxserve.swap import SwapCost, SwapSpace
 
 PAGE_SIZE = 16
 MAX_CONTEXT = 512
@@ -83,6 +84,7 @@ def make_engine(
     token_budget: int = 64,
     look_ahead: bool = True,
     fill: float = 0.0,
+    swap_pages: int = 0,
 ) -> Engine:
     """An engine on a tiny checkpoint. Executables are shared between engines of a shape.
 
@@ -90,6 +92,7 @@ def make_engine(
         usable_pages: pages the scheduler may hand out, if fewer than the device has.
         token_budget: of the scheduler; the compiled ladder goes up to 64.
         fill: what the cache holds at first.
+        swap_pages: room for preempted sequences in host memory.
     """
     loaded = tiny(name)
     executor = JaxExecutor(
@@ -97,7 +100,11 @@ def make_engine(
     )
     pool = PagePool(usable_pages or num_pages, PAGE_SIZE)
     scheduler = Scheduler(
-        pool, max_rows=MAX_ROWS, token_budget=token_budget, max_context=MAX_CONTEXT
+        pool,
+        max_rows=MAX_ROWS,
+        token_budget=token_budget,
+        max_context=MAX_CONTEXT,
+        swap=SwapSpace(pool, swap_pages, SwapCost(0.0, 1.0)),
     )
     return Engine(scheduler, executor, look_ahead=look_ahead)
 

@@ -84,6 +84,15 @@ SERVING = {
     "arriving on the way, in small chunks": ({"token_budget": 9}, one_by_one),
     "short of pages": ({"usable_pages": 14}, all_at_once),
     "short of pages, in turn": ({"usable_pages": 14, "look_ahead": False}, in_reverse),
+    "swapped to the host": ({"usable_pages": 14, "swap_pages": 99}, all_at_once),
+    "swapped to the host, in turn": (
+        {"usable_pages": 13, "swap_pages": 99, "look_ahead": False},
+        in_reverse,
+    ),
+    "swapped to the host amid prefill": (
+        {"usable_pages": 12, "swap_pages": 99, "token_budget": 9},
+        all_at_once,
+    ),
     "short of pages, in small chunks": ({"usable_pages": 12, "token_budget": 9}, all_at_once),
 }
 
@@ -96,6 +105,7 @@ def test_everyone_gets_the_tokens_they_would_get_alone(name, how, drive: Callabl
     assert_same(got, alone(name))
     if "usable_pages" in how:
         assert engine.scheduler.num_preemptions > 0
+    assert (engine.scheduler.swap.num_swaps > 0) == ("swap_pages" in how)
 
 
 @both_models
