@@ -7,7 +7,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import jax
@@ -15,20 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoints.model_config import ModelConfig
-from jaxserve.batch import NULL_PAGE, DeviceState, StepOutput, StepShape
-from jaxserve.host_pages import HostPages
-from jaxserve.models.attention import copy_pages, empty_pages
+from jaxserve.batch import DeviceState, StepOutput, StepShape
+from jaxserve.models.attention import empty_pages
 from jaxserve.models.llama import Params
 from jaxserve.packing import choose_shape, pack
+from jaxserve.page_mover import PageMover
 from jaxserve.sequence import Drawn, Span
 from jaxserve.step import StepFn, compile_step
 from jaxserve.swap import Move
 
 Progress = Callable[[str, int, int], None]
 """Told (what is done, how many, of how many)."""
-
-COPIES = 8
-"""Pages one call of the copying executable can copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,35 +75,24 @@ class JaxExecutor:
         self._state = state
         self._steps = steps
         self._shapes = tuple(sorted(steps))
-        self._host = HostPages()
-        self._state = self._host.warm_up(self._state)
-        self._copy_pages([(NULL_PAGE, NULL_PAGE)])
+        self._mover = PageMover(state)
         self.last_aux: object = ()
 
     def move(self, moves: tuple[Move, ...]) -> None:
-        self._state = self._host.move(self._state, moves)
+        self._state = self._mover.move(self._state, moves)
 
     def launch(self, spans: tuple[Span, ...]) -> Launched:
         started = time.perf_counter()
-        self._copy_pages([span.copy for span in spans if span.copy is not None])
+        copies = [span.copy for span in spans if span.copy is not None]
+        self._state = self._mover.copy(self._state, copies)
         shape = choose_shape(self._shapes, spans)
         batch, page_table = jax.device_put(pack(spans, shape))
         output, self._state = self._steps[shape](self._params, self._state, batch, page_table)
         return Launched(spans, output, started)
 
-    def _copy_pages(self, copies: list[tuple[int, int]]) -> None:
-        """Copy (from, to) before a step. An executable of its own: it is seldom needed, and so
-        neither the steps nor those who write their own have to know of it. A page may be evicted
-        to be the target of a later copy than the one that reads it: order is kept."""
-        for start in range(0, len(copies), COPIES):
-            pages = np.full((2, COPIES), np.iinfo(np.int32).max, np.int32)
-            chunk = copies[start : start + COPIES]
-            pages[:, : len(chunk)] = np.transpose(chunk)
-            self._state = copy_in_state(self._state, *jax.device_put(tuple(pages)))
-
     def collect(self, launched: Launched) -> list[Drawn]:
         output = launched.output
-        self._host.settle()
+        self._mover.settle()
         self.last_aux = output.aux
         token_ids = np.asarray(output.token_ids).tolist()
         wanted = [span.sequence.request.sampling.top_logprobs for span in launched.spans]
@@ -126,12 +111,6 @@ class JaxExecutor:
             )
             for row, top in enumerate(wanted)
         ]
-
-
-@partial(jax.jit, donate_argnums=0)
-def copy_in_state(state: DeviceState, source: jax.Array, target: jax.Array) -> DeviceState:
-    """The state after `copy_pages`, in place."""
-    return DeviceState(copy_pages(state.layers, source, target), state.last_token)
 
 
 def empty_state(

@@ -150,6 +150,7 @@ class Worker:
             waiting=len(scheduler.waiting),
             pages_total=scheduler.pool.num_total,
             pages_live=scheduler.pool.num_live,
+            pages_cached=scheduler.pool.num_cached,
             steps=counters.steps,
             prompt_tokens=counters.prompt_tokens,
             output_tokens=counters.output_tokens,

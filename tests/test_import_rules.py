@@ -29,7 +29,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.pages": ("jaxserve.errors",),
     "jaxserve.sequence": ("jaxserve.request",),
     "jaxserve.swap": ("jaxserve.pages", "jaxserve.sequence"),
-    "jaxserve.host_pages": ("jaxserve.batch", "jaxserve.swap"),
+    "jaxserve.page_mover": ("jaxserve.batch", "jaxserve.swap"),
     "jaxserve.prefix": ("jaxserve.pages", "jaxserve.sequence"),
     "jaxserve.scheduler": (
         *TYPES,
@@ -42,7 +42,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.executor": (
         *TYPES,
         "jaxserve.batch",
-        "jaxserve.host_pages",
+        "jaxserve.page_mover",
         "jaxserve.models",
         "jaxserve.packing",
         "jaxserve.sequence",

@@ -99,19 +99,3 @@ def empty_pages(
 def kv_bytes_per_token(config: ModelConfig, itemsize: int) -> int:
     """Bytes of cache one token takes over all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
-
-
-def copy_pages(
-    layers: tuple[LayerPages, ...], source: jax.Array, target: jax.Array
-) -> tuple[LayerPages, ...]:
-    """Copy whole pages within every layer; all are read before any is written.
-
-    Args:
-        source: i32[n], pages to read.
-        target: i32[n], pages to write; N or more writes nothing.
-    """
-
-    def copy(pages: jax.Array) -> jax.Array:
-        return pages.at[target].set(jnp.take(pages, source, axis=0, mode="clip"), mode="drop")
-
-    return jax.tree.map(copy, layers)
