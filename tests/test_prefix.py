@@ -141,7 +141,7 @@ def test_cached_pages_are_evicted_oldest_use_first_and_from_the_end_of_a_prefix(
 
 COMMANDS = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), st.integers(0, 3), st.integers(0, 30), st.integers(1, 9)),
+        st.tuples(st.just("add"), st.integers(0, 3), st.integers(0, 30), st.integers(1, 16)),
         st.tuples(st.just("abort"), st.integers(0, 60), st.just(0), st.just(0)),
         st.tuples(st.just("step"), st.integers(1, 6), st.just(0), st.just(0)),
     ),
@@ -152,7 +152,7 @@ COMMANDS = st.lists(
 @settings(max_examples=250, deadline=None)
 @given(
     commands=COMMANDS,
-    num_pages=st.integers(12, 40),
+    num_pages=st.integers(13, 40),
     budget=st.integers(8, 40),
     look_ahead=st.booleans(),
     prefix_reuse=st.booleans(),
