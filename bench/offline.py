@@ -40,8 +40,10 @@ from jaxserve.errors import JaxserveError
 from jaxserve.executor import Executor, Launched
 from jaxserve.packing import choose_shape, pack, step_shapes
 from jaxserve.request import Request, SamplingParams
-from jaxserve.scheduler import Drawn, Scheduler, Span
+from jaxserve.scheduler import Scheduler
+from jaxserve.sequence import Drawn, Span
 from jaxserve.startup import LoadedEngine, load_engine, resolve_dtype
+from jaxserve.swap import Move
 from jaxserve.terminal import ProgressBar
 
 PACK_EVERY = 16
@@ -92,6 +94,9 @@ class TimedExecutor:
         self._times = times
         self.launching = 0.0
         self.waiting = 0.0
+
+    def move(self, moves: tuple[Move, ...]) -> None:
+        self._executor.move(moves)
 
     def launch(self, spans: tuple[Span, ...]) -> Launched:
         started = time.perf_counter()

@@ -22,8 +22,9 @@ from jaxserve.models.decoder import Decoder
 from jaxserve.packing import pack, step_shapes
 from jaxserve.pages import PagePool
 from jaxserve.request import Request, SamplingParams, TokenEvent
-from jaxserve.scheduler import Scheduler, Span
-from jaxserve.scheduler import Sequence as Row
+from jaxserve.scheduler import Scheduler
+from jaxserve.sequence import Sequence as Row
+from jaxserve.sequence import Span
 from jaxserve.step import make_step
 from jaxserve.swap import SwapCost, SwapSpace
 

@@ -22,8 +22,9 @@ from jaxserve.executor import JaxExecutor, compile_steps
 from jaxserve.packing import pack
 from jaxserve.pages import PagePool
 from jaxserve.request import Request
-from jaxserve.scheduler import Scheduler, Span
-from jaxserve.scheduler import Sequence as Row
+from jaxserve.scheduler import Scheduler
+from jaxserve.sequence import Sequence as Row
+from jaxserve.sequence import Span
 from jaxserve.startup import resolve_step
 from jaxserve.step import StepFn
 

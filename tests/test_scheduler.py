@@ -8,7 +8,8 @@ from toy_scheduling import BAD, PAGE, ToyEngine, make_request, next_token, serve
 from jaxserve.errors import RequestError
 from jaxserve.pages import PagePool
 from jaxserve.request import Request, SamplingParams
-from jaxserve.scheduler import OLDEST_SHARE, Drawn, Scheduler
+from jaxserve.scheduler import OLDEST_SHARE, Scheduler
+from jaxserve.sequence import Drawn
 
 
 def make_scheduler(num_pages: int = 9, **limits: int) -> Scheduler:
