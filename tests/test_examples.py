@@ -53,6 +53,7 @@ def engine_of(step: StepFn, params: Any = None, usable_pages: int = NUM_PAGES) -
         max_rows=SHAPE.num_rows,
         token_budget=SHAPE.num_tokens,
         max_context=SHAPE.max_pages * PAGE_SIZE,
+        admission_slack=0,  # admit as eagerly as possible: a small pool must preempt
     )
     return Engine(scheduler, executor)
 
