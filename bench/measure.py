@@ -166,6 +166,13 @@ def facts(bench: str, flags: argparse.Namespace, concurrency: int) -> Point:
         "output_tokens": flags.output_tokens,
         "repeats": flags.repeats,
         **engine_flags(flags),
+        **machine_facts(),
+    }
+
+
+def machine_facts() -> Point:
+    """The machine, how busy it is, and the code."""
+    return {
         "cpu": cpu_name(),
         "cores": cores(),
         "load_average": rounded(os.getloadavg()[0]),

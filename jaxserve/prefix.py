@@ -84,15 +84,15 @@ class PrefixReuse:
 
     def landed(self, sequence: Sequence, num_tokens: int) -> None:
         """The first `num_tokens` tokens of a running sequence are computed: let them be found."""
-        if not self._enabled:
-            return
-        self._extend_labels(sequence)
-        stop = min(num_tokens // self._pool.page_size, len(sequence.labels))
-        for index in range(sequence.num_labelled, stop):
-            self._publish(sequence, index, sequence.labels[index])
-        sequence.num_labelled = max(sequence.num_labelled, stop)
-        if num_tokens == sequence.num_prompt:
-            self._publish(sequence, -(-num_tokens // self._pool.page_size) - 1, sequence.tail_label)
+        num_full = num_tokens // self._pool.page_size
+        if self._enabled and num_full > sequence.num_labelled:
+            self._extend_labels(sequence)
+            for index in range(sequence.num_labelled, num_full):
+                self._publish(sequence, index, sequence.labels[index])
+            sequence.num_labelled = num_full
+        if self._enabled and num_tokens == sequence.num_prompt:
+            last = self._pool.pages_for(num_tokens) - 1
+            self._publish(sequence, last, sequence.tail_label)
 
     def drop(self, sequence: Sequence) -> None:
         """The sequence computes nothing any more: whoever waits for it must do so itself."""

@@ -165,6 +165,8 @@ class Scheduler:
         admitted still need: prompts that crowd each other out would be preempted half-computed.
         """
         admitted: list[Sequence] = []
+        if not self.waiting or not self._free_slots:
+            return admitted
         promised = sum(self._prefix.missing(sequence) for sequence in self.running)
         while self.waiting and self._free_slots:
             needed = self._prefix.missing(self.waiting[0])
