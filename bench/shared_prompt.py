@@ -30,7 +30,8 @@ WARM_REQUESTS = 10
 
 def run(engine: Engine, requests: Sequence[Request]) -> tuple[dict[str, float], int]:
     """Seconds to each request's first token, and the most pages that were live."""
-    started, first, most = time.perf_counter(), {}, 0
+    started, most = time.perf_counter(), 0
+    first: dict[str, float] = {}
     for request in requests:
         engine.add(request)
     while engine.has_work:
