@@ -43,11 +43,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="type"):
         vocab_size: token ids are in [0, vocab_size).
         max_context: most tokens, prompt and output together, one request may hold.
         description: the device and the sizes chosen, for logs.
+        longest_step: seconds the largest step took at start-up. No heartbeat comes within a step.
     """
 
     vocab_size: int
     max_context: int
     description: str
+    longest_step: float = 0.0
 
 
 class Events(msgspec.Struct, frozen=True, tag="events", tag_field="type"):

@@ -45,11 +45,13 @@ class LoadedEngine:
         engine: compiled and empty.
         vocab_size: V of its model.
         description: the device and the sizes chosen.
+        longest_step: seconds the largest step takes.
     """
 
     engine: Engine
     vocab_size: int
     description: str
+    longest_step: float
 
 
 def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> LoadedEngine:
@@ -107,7 +109,12 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         f"{pool.page_size} tokens, context {scheduler.max_context}, {config.max_rows} rows, "
         f"{config.token_budget} tokens a step"
     )
-    return LoadedEngine(Engine(scheduler, executor), checkpoint.config.vocab_size, description)
+    return LoadedEngine(
+        Engine(scheduler, executor),
+        checkpoint.config.vocab_size,
+        description,
+        longest_step=calibration.prefill_step,
+    )
 
 
 def use_compilation_cache(folder: Path) -> None:

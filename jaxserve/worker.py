@@ -167,7 +167,8 @@ def serve(config: EngineConfig, link: Link) -> None:
     )
     compilations = CompilationCounter()
     compilations.start()
-    link.send(Ready(loaded.vocab_size, loaded.engine.scheduler.max_context, loaded.description))
+    max_context = loaded.engine.scheduler.max_context
+    link.send(Ready(loaded.vocab_size, max_context, loaded.description, loaded.longest_step))
     Worker(loaded.engine, link, compilations).run()
 
 

@@ -175,6 +175,7 @@ def serve() -> None:
     parser.add_argument("--max-rows", type=int, default=64)
     parser.add_argument("--step-seconds", type=float, default=0.0)
     parser.add_argument("--fail", help="send Failed with this message instead of becoming ready")
+    parser.add_argument("--longest-step", type=float, default=0.0, help="what Ready says of it")
     parser.add_argument("--final", action="store_true", help="say that trying again is no use")
     parser.add_argument("--start-seconds", type=float, default=0.0)
     options = parser.parse_args()
@@ -186,5 +187,5 @@ def serve() -> None:
         if options.fail is not None:
             worker.send(Failed(options.fail, options.final))
             sys.exit(1)
-        worker.send(Ready(VOCAB_SIZE, options.max_context, "a toy"))
+        worker.send(Ready(VOCAB_SIZE, options.max_context, "a toy", options.longest_step))
         worker.run()

@@ -105,6 +105,11 @@ class WorkerClient:
         """Sequences submitted and unfinished."""
         return len(self._waiters)
 
+    def longest_silence(self, heartbeat_timeout: float) -> float:
+        """Seconds a ready worker may be silent: no less than a few of its longest steps."""
+        longest_step = self.ready.longest_step if self.ready is not None else 0.0
+        return max(heartbeat_timeout, 10 * longest_step)
+
     def submit(self, requests: tuple[Request, ...], *, arrived: float) -> Inbox:
         """Start sequences. Whoever calls this calls `close` in the end, whatever happens.
 

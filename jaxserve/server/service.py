@@ -76,7 +76,7 @@ class Service:
             last = f" (the last one: {self.client.failed})" if self.client.failed else ""
             return f"the worker is starting{last}"
         silence = asyncio.get_running_loop().time() - self.client.last_heard
-        if silence > self.config.heartbeat_timeout:
+        if silence > self.client.longest_silence(self.config.heartbeat_timeout):
             return f"the worker has given no sign of life for {silence:.0f} s"
         return None
 

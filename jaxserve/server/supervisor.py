@@ -147,7 +147,8 @@ class Supervisor:
                 if done:
                     return conversation.result(), None
                 ready = client.ready is not None
-                limit = patience.heartbeat_timeout if ready else patience.start_timeout
+                beat = client.longest_silence(patience.heartbeat_timeout)
+                limit = beat if ready else patience.start_timeout
                 # Twice in a row: if it was this process that stood still, frames are waiting
                 # to be read and the second look finds them read.
                 late = loop.time() - client.last_heard > limit
