@@ -77,10 +77,15 @@ class Round:
 
 
 def figures(rounds: Sequence[Round]) -> Point:
-    """Rates are medians over the rounds; latencies are percentiles over all their requests."""
+    """Rates are medians over the rounds; latencies are percentiles over all their requests.
+
+    Raises BenchError if all tokens of a round came at one moment: there is no rate to speak of.
+    """
     ttft = [request.ttft * 1e3 for each in rounds for request in each.requests]
     tpot = [request.tpot * 1e3 for each in rounds for request in each.requests]
     output = [sum(r.num_tokens for r in each.requests) / each.seconds for each in rounds]
+    if not all(any(request.tpot for request in each.requests) for each in rounds):
+        raise BenchError("all tokens came at once: ask for more --output-tokens")
     decode = [
         len(each.requests) / statistics.fmean(request.tpot for request in each.requests)
         for each in rounds

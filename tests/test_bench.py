@@ -16,7 +16,7 @@ from bench.measure import Round, Timeline, figures, random_prompts
 ROOT = Path(__file__).parent.parent
 MODEL = str(TINY / "llama-untied")
 ENGINE = ["--max-rows", "2", "--token-budget", "4", "--max-context", "64"]
-WORK = ["--concurrency", "1", "3", "--prompt-tokens=10", "--output-tokens=6", "--repeats=2"]
+WORK = ["--concurrency", "1", "3", "--prompt-tokens=10", "--output-tokens=40", "--repeats=2"]
 TIMES = ("ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms", "tpot_p95_ms")
 
 
