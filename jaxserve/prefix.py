@@ -51,6 +51,15 @@ class PrefixReuse:
                 needed -= page is None or not self._pool.is_cached(page)
         return needed
 
+    def uncached(self, sequence: Sequence) -> int:
+        """Tokens of a new sequence that are not computed yet, nor being computed for another."""
+        found = 0
+        for label in sequence.labels[: self._num_findable(sequence)]:
+            if self._pool.find(label) is None and label not in self._claims:
+                break
+            found += 1
+        return sequence.num_pending - found * self._pool.page_size
+
     def advance(self, sequence: Sequence) -> bool:
         """Take over every page that has been computed by now.
 

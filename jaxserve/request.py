@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+ServiceClass = Literal["interactive", "batch"]
+RefusalReason = Literal["late", "full", "deadline"]
 
 MAX_TOP_LOGPROBS = 20
 """Most alternatives a step reports per token: the compiled step always has room for these."""
@@ -47,12 +49,18 @@ class Request:
         prompt_ids: at least one token, each in [0, V).
         sampling: how to continue it.
         cache_salt: computed pages are shared only between requests with the same salt.
+        service_class: batch runs in what interactive leaves over, and is preempted first.
+        tenant: who asks; each gets a fair share while others wait.
+        deadline: seconds from its arrival after which nobody wants the answer; None is never.
     """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     cache_salt: str = ""
+    service_class: ServiceClass = "interactive"
+    tenant: str = ""
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,8 @@ class TokenEvent:
         finish_reason: set on a request's last event, else None.
         num_cached: on a request's first token: prompt tokens that need not be computed.
         message: why, when finish_reason is "error".
+        refusal: set if the request was not let in, or was given up for its deadline.
+        retry_after: with it: seconds after which the request would be let in.
     """
 
     request_id: str
@@ -76,3 +86,5 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     num_cached: int = 0
     message: str = ""
+    refusal: RefusalReason | None = None
+    retry_after: float = 0.0

@@ -1,4 +1,4 @@
-"""Which tokens the next step computes, and what its results mean. No jax, no clock.
+"""Which tokens the next step computes, and what its results mean. No jax.
 
 There is no prefill mode and no decode mode. Every sequence has tokens known and tokens computed;
 a step hands out a budget of tokens until the second number catches up with the first. A sequence
@@ -7,28 +7,33 @@ whose last known token is in the step gets a new token drawn.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 
-from jaxserve.errors import ConfigError, RequestError
+from jaxserve.deadlines import Deadlines
+from jaxserve.errors import RequestError
+from jaxserve.limits import check_budget, check_request, may_run, with_limit
 from jaxserve.pages import PagePool
+from jaxserve.policy import Allowance, Load, NoPromise, Policy, Refusal
 from jaxserve.prefix import PrefixReuse
-from jaxserve.request import FinishReason, Request, TokenEvent
+from jaxserve.request import Request, TokenEvent
+from jaxserve.results import not_finite, overdue, reason_to_stop, token_event
 from jaxserve.sequence import Drawn, Sequence, Span
+from jaxserve.shares import share_out
 from jaxserve.swap import Move, SwapCost, SwapSpace
-
-OLDEST_SHARE = 4
-"""The oldest unfinished prompt gets at least one in this many of a step's prefill tokens, so that
-a stream of short prompts, which otherwise go first, cannot starve a long one."""
 
 
 class Scheduler:
     """Continuous batching over a pool of pages.
 
-    Order: running decodes, then unfinished prompts, then new requests in order of arrival. When
-    pages run out the sequence admitted last gives up its pages and is recomputed later; the one
-    admitted first never does, so there is always progress. A step that preempts admits nobody.
+    Order: running decodes, then unfinished prompts, then new requests; among prompts and among
+    requests the policy says whose turn it is. When pages run out the sequence admitted last gives
+    up its pages and comes back later, batch class first; of the interactive ones the one admitted
+    first never does, so there is always progress. A step that preempts for pages admits nobody.
     """
 
     def __init__(
@@ -41,6 +46,8 @@ class Scheduler:
         prefix_reuse: bool = True,
         swap: SwapSpace | None = None,
         admission_slack: int = 1,
+        policy: Policy | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises ConfigError for a budget that cannot hold a decode of every row.
 
@@ -53,6 +60,8 @@ class Scheduler:
             swap: where preempted sequences may be kept; None recomputes them.
             admission_slack: free pages to leave for each running sequence when admitting another.
                 Without it a pool that is full at admission preempts as soon as anyone grows.
+            policy: None promises nothing: everyone is let in, steps are as full as can be.
+            clock: seconds, never going back.
         """
         check_budget(max_rows, token_budget)
         self.pool = pool
@@ -62,6 +71,9 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self.num_preemptions = 0
+        self.policy = policy or NoPromise()
+        self._clock = clock
+        self._deadlines = Deadlines()
         self._admission_slack = admission_slack
         self._prefix = PrefixReuse(pool, enabled=prefix_reuse)
         self.swap = swap or SwapSpace(pool, 0, SwapCost(0.0, 0.0))
@@ -72,23 +84,38 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestError if it could never finish here."""
-        needed = len(request.prompt_ids) + request.sampling.max_tokens
-        if not request.prompt_ids:
-            raise RequestError("the prompt is empty; it needs at least one token", param="prompt")
-        if needed > self.max_context:
-            raise RequestError(
-                f"{len(request.prompt_ids)} prompt tokens and {request.sampling.max_tokens} to "
-                f"generate make {needed}, over the limit of {self.max_context}",
-                param="max_tokens",
-            )
+    @property
+    def load(self) -> Load:
+        return Load(self.running, self.waiting, self.max_rows, self.token_budget)
+
+    def add(self, request: Request, *, arrived: float | None = None) -> Refusal | None:
+        """Queue a request, unless the policy refuses it now.
+
+        `arrived` is when it came, by the scheduler's clock; None is now. Raises RequestError if it
+        could never finish here.
+        """
+        now = self._clock()
+        request = with_limit(request, self.policy.max_tokens(request))
+        check_request(request, self.max_context)
         if request.request_id in self._by_id:
             raise RequestError(f"request id {request.request_id!r} is already in flight")
         sequence = Sequence(request, array("i", request.prompt_ids))
+        sequence.arrived = now if arrived is None else arrived
         self._prefix.prepare(sequence)
+        sequence.num_uncached = self._prefix.uncached(sequence)
+        refusal = self.policy.judge(sequence, self.load, now)
+        if refusal is not None:
+            return refusal
         self._by_id[request.request_id] = sequence
         self.waiting.append(sequence)
+        self._deadlines.add(sequence)
+        return None
+
+    def expire(self) -> list[TokenEvent]:
+        """Give up the sequences whose deadline has passed."""
+        for sequence in (passed := self._deadlines.passed(self._clock())):
+            self._finish(sequence)
+        return [overdue(sequence.request) for sequence in passed]
 
     def abort(self, request_id: str) -> bool:
         """Forget a request and free its pages. False if there is none of that id."""
@@ -102,14 +129,26 @@ class Scheduler:
         """Choose the spans of the next step, and count them as computed."""
         spans: list[Span] = []
         preemptions = self.num_preemptions
-        for sequence in tuple(self.running):  # the oldest first
-            if sequence.num_pending == 1 and sequence.wants_token:
-                self._place(spans, sequence, 1)
+        now = self._clock()
+        allowance = self.policy.plan(self.load, now)
+        if allowance.decode:
+            for sequence in tuple(self.running):  # the oldest first
+                ready = sequence.num_pending == 1 and sequence.wants_token
+                if ready and may_run(sequence, allowance):
+                    self._place(spans, sequence, 1)
         if self.num_preemptions == preemptions:
-            for sequence in self._admit():
+            for sequence in self._admit(allowance, now):
                 if sequence.num_pending == 1:  # restored from the host: it decodes at once
                     self._place(spans, sequence, 1)
-        for sequence, num_tokens in self._share(self.token_budget - len(spans)):
+        budget = min(allowance.prefill_tokens, self.token_budget - len(spans))
+        prompts = [
+            sequence
+            for sequence in self.running
+            if sequence.num_pending > 1 or sequence.num_computed == 0
+            if may_run(sequence, allowance) and self._prefix.advance(sequence)
+        ]
+        turn = partial(self.policy.turn, now=now)
+        for sequence, num_tokens in share_out(prompts, budget, allowance, turn):
             self._place(spans, sequence, num_tokens)
         return tuple(spans)
 
@@ -135,52 +174,59 @@ class Scheduler:
         return events
 
     def _take(self, sequence: Sequence, drawn: Drawn) -> TokenEvent:
-        request = sequence.request
         if drawn.token_id < 0:
             self._finish(sequence)
-            message = "the model's logits are not finite (NaN or infinity) for this request"
-            return TokenEvent(request.request_id, None, finish_reason="error", message=message)
+            return not_finite(sequence.request)
         sequence.tokens.append(drawn.token_id)
-        reason: FinishReason | None = None
-        if drawn.token_id in request.sampling.stop_token_ids:
-            reason = "stop"
-        elif len(sequence.tokens) - sequence.num_prompt >= request.sampling.max_tokens:
-            reason = "length"
+        if sequence.first_token is None:
+            sequence.first_token = self._clock()
+            self.policy.observe_first_token(sequence, sequence.first_token)
+        reason = reason_to_stop(sequence)
         if reason is not None:
             self._finish(sequence)
-        is_first = len(sequence.tokens) == sequence.num_prompt + 1
-        return TokenEvent(
-            request.request_id,
-            drawn.token_id,
-            drawn.logprob,
-            drawn.top_logprobs,
-            reason,
-            num_cached=sequence.num_cached if is_first else 0,
-        )
+            self.policy.observe_finish(sequence, self._clock())
+        return token_event(sequence, drawn, reason)
 
-    def _admit(self) -> list[Sequence]:
+    def _admit(self, allowance: Allowance, now: float) -> list[Sequence]:
         """Move waiting sequences to running while rows and pages last; those that moved.
 
         A sequence is admitted only when its whole prompt fits beside what the prompts already
         admitted still need: prompts that crowd each other out would be preempted half-computed.
         """
         admitted: list[Sequence] = []
-        if not self.waiting or not self._free_slots:
+        if not self.waiting or (self._is_full(allowance) and self._newest_batch() is None):
             return admitted
         promised = sum(self._prefix.missing(sequence) for sequence in self.running)
-        while self.waiting and self._free_slots:
-            needed = self._prefix.missing(self.waiting[0])
+        for sequence in sorted(self.waiting, key=partial(self.policy.turn, now=now)):
+            if not may_run(sequence, allowance) or not self._make_way(sequence, allowance):
+                break
+            needed = self._prefix.missing(sequence)
             slack = self._admission_slack * len(self.running)
             if promised + needed + slack > self.pool.num_free:
                 break
             promised += needed
-            sequence = self.waiting.popleft()
+            self.waiting.remove(sequence)
             sequence.slot = self._free_slots.pop()
             self.running.append(sequence)
             admitted.append(sequence)
             if sequence.num_swapped:
                 self._bring_back(sequence)
         return admitted
+
+    def _make_way(self, sequence: Sequence, allowance: Allowance) -> bool:
+        """Whether one more may run. The batch class makes way for an interactive sequence."""
+        while self._is_full(allowance):
+            victim = self._newest_batch()
+            if allowance.batch or sequence.is_batch or victim is None:
+                return False
+            self._preempt(victim)
+        return True
+
+    def _is_full(self, allowance: Allowance) -> bool:
+        return len(self.running) >= allowance.running_limit or not self._free_slots
+
+    def _newest_batch(self) -> Sequence | None:
+        return next((s for s in reversed(self.running) if s.is_batch), None)
 
     def _bring_back(self, sequence: Sequence) -> None:
         """Restore a sequence from the host. Pages still in the cache need not travel.
@@ -192,26 +238,6 @@ class Scheduler:
             self.swap.restore(sequence)
         else:
             self.swap.drop(sequence)
-
-    def _share(self, budget: int) -> list[tuple[Sequence, int]]:
-        """Divide the prefill budget: the oldest prompt's share, then the least left to compute."""
-        prompts = [
-            sequence
-            for sequence in self.running
-            if sequence.num_pending > 1 or sequence.num_computed == 0
-            if self._prefix.advance(sequence)
-        ]
-        if not prompts or budget <= 0:
-            return []
-        oldest = prompts[0]
-        share = {oldest: min(oldest.num_pending, -(-budget // OLDEST_SHARE))}
-        budget -= share[oldest]
-        for sequence in sorted(prompts, key=lambda s: s.num_pending):
-            more = min(sequence.num_pending - share.get(sequence, 0), budget)
-            if more > 0:
-                share[sequence] = share.get(sequence, 0) + more
-                budget -= more
-        return list(share.items())
 
     def _place(self, spans: list[Span], sequence: Sequence, num_tokens: int) -> None:
         """Put the sequence's next tokens into the step: as many as find a page."""
@@ -239,7 +265,7 @@ class Scheduler:
             Tokens its pages have room for, at most `num_tokens`.
         """
         while self.pool.room(sequence.pages) < num_tokens:
-            victim = self.running[-1]
+            victim = self._newest_batch() or self.running[-1]
             if victim is sequence or any(span.sequence is victim for span in spans):
                 num_tokens = self.pool.room(sequence.pages)
                 break
@@ -272,12 +298,3 @@ class Scheduler:
         self.pool.release(sequence.pages)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
-
-
-def check_budget(max_rows: int, token_budget: int) -> None:
-    """Raises ConfigError for a budget that cannot hold a decode of every row."""
-    if token_budget < max_rows:
-        raise ConfigError(
-            f"a step of {token_budget} tokens cannot hold a token for each of {max_rows} rows: "
-            "raise the token budget or lower the rows"
-        )

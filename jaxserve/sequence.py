@@ -27,6 +27,9 @@ class Sequence:
         claims: it computes its pages on behalf of every sequence that begins alike.
         num_swapped: tokens whose keys and values are saved in host memory.
         num_cached: prompt tokens it found computed when it was first admitted.
+        num_uncached: prompt tokens to compute, as it looked when it came.
+        arrived: when it came, in seconds of the scheduler's clock.
+        first_token: when its first token was seen; None before.
     """
 
     request: Request
@@ -43,6 +46,9 @@ class Sequence:
     claims: bool = False
     num_swapped: int = 0
     num_cached: int = 0
+    num_uncached: int = 0
+    arrived: float = 0.0
+    first_token: float | None = None
 
     @property
     def num_known(self) -> int:
@@ -52,6 +58,15 @@ class Sequence:
     @property
     def num_pending(self) -> int:
         return self.num_known - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all it needs is the step that draws its next token."""
+        return self.num_pending == 1 and self.num_computed > 0
+
+    @property
+    def is_batch(self) -> bool:
+        return self.request.service_class == "batch"
 
     @property
     def num_prompt(self) -> int:

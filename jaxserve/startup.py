@@ -20,11 +20,12 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
 from jaxserve.errors import ConfigError
 from jaxserve.executor import JaxExecutor, Progress, compile_steps, empty_state
+from jaxserve.limits import check_budget
 from jaxserve.models.attention import PagedAttention, kv_bytes_per_token
 from jaxserve.models.decoder import Decoder
 from jaxserve.packing import pack, step_shapes
 from jaxserve.pages import PagePool
-from jaxserve.scheduler import Scheduler, check_budget
+from jaxserve.scheduler import Scheduler
 from jaxserve.step import StepFactory, StepFn, compile_step, make_step
 from jaxserve.swap import SwapSpace
 

@@ -14,19 +14,23 @@ _Z95 = _NORMAL.inv_cdf(0.95)
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Latencies to keep, in seconds, 95% of the time.
+    """Latencies to keep, in seconds.
 
     Attributes:
         ttft: time to the first token.
-        tpot: time per output token after it.
+        tpot: time per output token after it, a request's mean.
+        percentile: of the requests that keep each of the two, at least.
     """
 
     ttft: float = 0.5
     tpot: float = 0.033
+    percentile: float = 95.0
 
     def __post_init__(self) -> None:
         if min(self.ttft, self.tpot) <= 0:
             raise ConfigError(f"a promise is more than 0 ms, not TTFT {self.ttft}, {self.tpot} s")
+        if not 0 < self.percentile < 100:
+            raise ConfigError(f"a percentile is between 0 and 100, not {self.percentile:g}")
 
 
 @dataclass(frozen=True, slots=True)

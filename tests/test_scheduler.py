@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from toy_scheduling import BAD, PAGE, ToyEngine, make_request, next_token, serve, tokens_alone
 
 from jaxserve.errors import RequestError
 from jaxserve.pages import PagePool
+from jaxserve.policy import OLDEST_SHARE
 from jaxserve.request import Request, SamplingParams
-from jaxserve.scheduler import OLDEST_SHARE, Scheduler
+from jaxserve.scheduler import Scheduler
 from jaxserve.sequence import Drawn
 
 
@@ -210,7 +213,7 @@ def test_a_stream_of_short_prompts_leaves_the_oldest_prompt_its_share():
         decodes = sum(
             span.start >= len(span.sequence.request.prompt_ids) for span in engine.steps[-1]
         )
-        share = -(-(32 - decodes) // OLDEST_SHARE)
+        share = math.ceil((32 - decodes) * OLDEST_SHARE)
         assert long.num_computed - before >= min(left, share)
     assert long.num_computed == 3000
     assert len(engine.events) > 300, "the short ones must not wait for the long one either"

@@ -1,0 +1,59 @@
+"""How much of the allowance for misses is spent, and what is done about it.
+
+A promise for 95 percent of the requests is an allowance: one in twenty may miss. The allowance
+grows with every request and shrinks with every miss; how much of it is left is the pressure, and
+the pressure decides on which rung of the ladder the server stands. Each rung is left at a lower
+pressure than it was entered at, so that the server does not flutter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+DEPTH = 15.0
+"""Misses that may come in a row, beyond the allowed share, before the allowance is spent."""
+PRUDENCE = 0.92
+"""Share of the allowance that is ever spent: the rest covers the chance of the moment."""
+
+RUNGS = ("calm", "fewer running", "shorter answers", "shedding")
+ENTER = (0.5, 0.75, 1.0)
+LEAVE = (0.25, 0.5, 0.8)
+
+
+class MissAllowance:
+    """Fills by the allowed share with every request, empties by one with every miss.
+
+    Attributes:
+        left: misses that are still allowed. Negative when the promise is being broken.
+    """
+
+    def __init__(self, share: float) -> None:
+        """Args:
+        share: of the requests, that may miss.
+        """
+        self._share = share * PRUDENCE
+        self.left = DEPTH
+
+    def count(self, missed: bool) -> None:
+        """A request has kept its promise, or missed it."""
+        self.left = max(-DEPTH, min(DEPTH, self.left + self._share - missed))
+
+
+class Ladder:
+    """Degradation with hysteresis.
+
+    Attributes:
+        rung: 0 (nothing is done) to 3, see `RUNGS`.
+    """
+
+    def __init__(self, enter: Seq[float] = ENTER, leave: Seq[float] = LEAVE) -> None:
+        self._enter = enter
+        self._leave = leave
+        self.rung = 0
+
+    def move(self, pressure: float) -> None:
+        """Climb or descend to where this pressure belongs. 0 is none, 1 an allowance spent."""
+        while self.rung < len(self._enter) and pressure >= self._enter[self.rung]:
+            self.rung += 1
+        while self.rung > 0 and pressure < self._leave[self.rung - 1]:
+            self.rung -= 1

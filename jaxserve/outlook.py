@@ -1,0 +1,80 @@
+"""What is known at one moment: who decodes, who waits for a first token, and when each will get it.
+
+Prefill goes on beside decodes, so a second of it takes more than a second: its speed is the share
+of a step's time that is left for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxserve.pace import Decodes, Pace
+from jaxserve.policy import Load
+from jaxserve.sequence import Sequence
+from jaxserve.turns import Prompt, Turns, take_turns
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """One moment.
+
+    Attributes:
+        decodes: sequences that draw a token in every step.
+        prompts: interactive sequences that wait for their first token.
+        begin: when the first of them can begin: after the step in flight and what preempted
+            sequences have to compute again; and half a step more, for a prompt's last tokens share
+            a step with the next prompt's first.
+        most: prefill tokens that a step can hold.
+        pace: step times.
+        ttft: promised.
+    """
+
+    decodes: Decodes
+    prompts: list[Sequence]
+    begin: float
+    most: int
+    pace: Pace
+    ttft: float
+
+    def turns(self, seconds: float, *others: Prompt) -> Turns:
+        """The order of the prompts, and of others, if steps take this long."""
+        speed = self.speed(seconds)
+        prompts = [
+            Prompt(s, s.arrived + self.ttft, self.work(s) / speed, s.request.tenant)
+            for s in self.prompts
+        ]
+        return take_turns([*prompts, *others], self.begin, self.ttft)
+
+    def speed(self, seconds: float) -> float:
+        """Seconds of prefill, as if nothing else were going on, that one second has room for."""
+        room = self.pace.prefill_tokens(self.decodes, TYPICAL_START, seconds, self.most)
+        took = self.pace.step_seconds(self.decodes, room, TYPICAL_START)
+        return self.pace.model.prompt_seconds(TYPICAL_START, room) / took
+
+    def work(self, sequence: Sequence) -> float:
+        """Seconds of prefill, as if nothing else were going on, that a sequence still needs."""
+        left = sequence.num_pending
+        if sequence.num_computed == 0:
+            left = min(left, sequence.num_uncached)
+        return self.pace.model.prompt_seconds(sequence.num_known - left, left)
+
+
+TYPICAL_START = 500
+"""Tokens before a chunk, where it does not matter whose chunk it is."""
+
+
+def look(load: Load, pace: Pace, ttft: float, begin: float) -> Outlook:
+    """Sort out who is doing what. `begin` is when the next step can begin."""
+    rows = kv_tokens = 0
+    prompts = []
+    for sequence in (*load.running, *load.waiting):
+        if sequence.is_decoding:
+            rows += 1
+            kv_tokens += sequence.num_computed
+        elif sequence.first_token is not None:
+            left = sequence.num_pending - sequence.num_swapped
+            begin += pace.model.prompt_seconds(sequence.num_known - left, left)
+        elif not sequence.is_batch and sequence.num_drawn == 0:
+            prompts.append(sequence)
+    most = max(1, load.token_budget - rows)
+    return Outlook(Decodes(rows, kv_tokens), prompts, begin + pace.calm / 2, most, pace, ttft)

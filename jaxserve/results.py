@@ -1,0 +1,43 @@
+"""What a step's results mean for a request, as events."""
+
+from __future__ import annotations
+
+from jaxserve.request import FinishReason, Request, TokenEvent
+from jaxserve.sequence import Drawn, Sequence
+
+
+def reason_to_stop(sequence: Sequence) -> FinishReason | None:
+    """Whether the sequence's newest token was its last one, and why."""
+    sampling = sequence.request.sampling
+    if sequence.tokens[-1] in sampling.stop_token_ids:
+        return "stop"
+    if len(sequence.tokens) - sequence.num_prompt >= sampling.max_tokens:
+        return "length"
+    return None
+
+
+def token_event(sequence: Sequence, drawn: Drawn, reason: FinishReason | None) -> TokenEvent:
+    """The sequence's newest token."""
+    is_first = len(sequence.tokens) == sequence.num_prompt + 1
+    return TokenEvent(
+        sequence.request.request_id,
+        drawn.token_id,
+        drawn.logprob,
+        drawn.top_logprobs,
+        reason,
+        num_cached=sequence.num_cached if is_first else 0,
+    )
+
+
+def not_finite(request: Request) -> TokenEvent:
+    """The last event of a request whose logits no token can be drawn from."""
+    message = "the model's logits are not finite (NaN or infinity) for this request"
+    return TokenEvent(request.request_id, None, finish_reason="error", message=message)
+
+
+def overdue(request: Request) -> TokenEvent:
+    """The last event of a request whose deadline has passed."""
+    message = f"the deadline of {request.deadline:g} s has passed"
+    return TokenEvent(
+        request.request_id, None, finish_reason="abort", message=message, refusal="deadline"
+    )

@@ -1,0 +1,270 @@
+"""The promise: so many percent of the requests get their first token within TTFT, and the next ones
+within TPOT on average. Plain Python; the scheduler asks, this answers.
+
+**What a step costs** is predicted by a model that starts from the device's roofline and is fitted
+to every step (`step_time`). Everything below is arithmetic on it.
+
+**How many run** (`pace`): the most sequences for which a step that decodes all of them, their keys
+and values read, and prefills as many prompt tokens as come in meanwhile, stays below TPOT. Not
+memory: with pages for 300 sequences and time for 50, the 300 would all be slow.
+
+**How much prefill a step carries**: what TPOT leaves beside the decodes. When that would make a
+prompt late, and quick steps have saved time before, a step may take longer. TPOT is a request's
+mean, and `pace` sees to it that the mean is kept.
+
+**Whose turn it is** (`turns`): prompts by deadline; if not all can make it, those with the most
+left step back, so that the fewest are late. Tenants share equally. If a prompt has waited
+`PATIENCE` times TTFT, the oldest one gets a quarter of every step, so nobody starves.
+
+**Who is let in.** The same computation with the newcomer in it says whether it, or somebody because
+of it, will be late. If nobody is, it is let in. If somebody is, that is a miss, and the promise
+allows some: one in twenty at the 95th percentile. As long as the allowance lasts (`ladder`), the
+newcomer is let in; once it is spent it is refused at once, with a time to come again that keeps a
+place for it (`retry`). Nobody waits in vain. A prompt too long to be ready in time on an idle
+server is let in while the others keep their time: refusing it for ever would help nobody.
+
+**The ladder**: the more of the allowance is spent, the more is done: (1) fewer run, (2) new answers
+are cut to the length that most recent ones stayed below, (3) requests are refused. Running streams
+are never slowed down to make room for new ones.
+
+**The batch class** runs in steps that no interactive prompt waits for, and is preempted first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
+
+from jaxserve.ladder import DEPTH, RUNGS, Ladder, MissAllowance
+from jaxserve.outlook import look
+from jaxserve.pace import Pace
+from jaxserve.policy import OLDEST_SHARE, Allowance, Load, Refusal
+from jaxserve.request import RefusalReason, Request
+from jaxserve.retry import Places
+from jaxserve.sequence import Sequence, Span
+from jaxserve.step_time import StepTimeModel, step_load
+from jaxserve.turns import Prompt
+from jaxserve.workload import Promise
+
+PATIENCE = 10.0
+"""Times the promised TTFT after which a prompt gets a share of every step."""
+FEWER = 0.85
+"""The running limit is multiplied by this on the first rung."""
+LIMIT_PERIOD = 0.25
+"""Seconds between two looks at the running limit."""
+MIX_SECONDS = 30.0
+"""Over which the proportion of prompt to output tokens is measured."""
+SHORTEST_CUT = 64
+"""Answers are never cut below this many tokens on the second rung."""
+CROWDED = 0.1
+"""Of the allowed misses: from here on the server counts as crowded, if that share of them was not
+due to a prompt's own length."""
+CROWD_MEMORY = 300
+"""Requests over which that is measured."""
+MESSAGES: Mapping[RefusalReason, str] = {
+    "late": "the server is at the limit of what it can answer in time",
+    "full": "the queue is full",
+    "deadline": "the request cannot be answered before its deadline",
+}
+
+
+class Promised:
+    """The policy that keeps a promise.
+
+    Attributes:
+        promise: to keep.
+        running_limit: sequences that may run.
+        refusals: so far, by reason.
+        ladder: what is being done about the pressure.
+        pace: step times.
+    """
+
+    def __init__(
+        self,
+        promise: Promise,
+        model: StepTimeModel,
+        *,
+        max_queue: int = 256,
+        max_tokens_cap: int | None = None,
+        prompt_per_output: float = 4.0,
+    ) -> None:
+        """Args:
+        promise: to keep.
+        model: of this device, seeded; it is fitted from now on.
+        max_queue: most requests that wait.
+        max_tokens_cap: most tokens of an answer, always.
+        prompt_per_output: prompt tokens per output token, until they have been counted.
+        """
+        self.promise = promise
+        self.pace = Pace(model, promise.tpot)
+        self.ladder = Ladder()
+        self.refusals: Counter[RefusalReason] = Counter()
+        self.running_limit = 1 << 30
+        self._max_queue = max_queue
+        self._max_tokens_cap = max_tokens_cap
+        share = 1 - promise.percentile / 100
+        self._ttft_left = MissAllowance(share)
+        self._tpot_left = MissAllowance(share)
+        self._crowding = 0.0
+        self._crowded = CROWDED * share
+        self._places = Places()
+        self._lengths: deque[int] = deque(maxlen=200)
+        self._finishes: deque[float] = deque(maxlen=64)
+        self._prompt_tokens, self._output_tokens = 500 * prompt_per_output, 500.0
+        self._context = 512.0
+        self._next_look = 0.0
+        self._order: dict[object, tuple[float, ...]] = {}
+        self._in_flight = 0.0
+
+    def judge(self, sequence: Sequence, load: Load, now: float) -> Refusal | None:
+        if len(load.waiting) >= self._max_queue:
+            return self._refuse("full", sequence, now, 1.0, len(load.waiting) / self._drain(now))
+        if sequence.is_batch:
+            return None
+        outlook = look(load, self.pace, self.promise.ttft, now + self._in_flight)
+        returning = self._places.claim(sequence.request, now)
+        places = [] if returning else self._kept_places(now)
+        slot_seconds = self._slot_seconds(load, len(places), now)
+        work = outlook.work(sequence) / outlook.speed(self.pace.seconds)
+        due = sequence.arrived + self.promise.ttft
+        # Waiting for a slot first is the same as having that much less time.
+        newcomer = Prompt(sequence, due - slot_seconds, work, sequence.request.tenant)
+        before = outlook.turns(self.pace.seconds, *places)
+        after = outlook.turns(self.pace.seconds, *places, newcomer)
+        ready = after.ready(newcomer, outlook.begin) + slot_seconds
+        patience = sequence.request.deadline
+        if patience is not None and ready > sequence.arrived + patience:
+            return self._refuse("deadline", sequence, now, work, 1.0)
+        if newcomer in after.early and len(after.late) <= len(before.late):
+            return None
+        if self._is_hopeless(sequence) and self._crowding < self._crowded:
+            return None
+        self._move(len(after.late) + (newcomer in after.beyond))
+        if self.ladder.rung < len(RUNGS) - 1 or (returning and ready < due):
+            return None
+        return self._refuse(
+            "late", sequence, now, max(work, self._turnover(load, now)), ready - due
+        )
+
+    def max_tokens(self, request: Request) -> int:
+        asked = request.sampling.max_tokens
+        if self._max_tokens_cap is not None:
+            asked = min(asked, self._max_tokens_cap)
+        if self.ladder.rung >= 2 and self._lengths:
+            usual = sorted(self._lengths)[math.ceil(0.95 * len(self._lengths)) - 1]
+            asked = min(asked, max(SHORTEST_CUT, usual))
+        return asked
+
+    def plan(self, load: Load, now: float) -> Allowance:
+        if now >= self._next_look:
+            self._next_look = now + LIMIT_PERIOD
+            self._set_limit(load)
+        outlook = look(load, self.pace, self.promise.ttft, now + self._in_flight)
+        seconds = self.pace.seconds
+        turns = outlook.turns(seconds)
+        if turns.late and self.pace.saved > 0:
+            quicker = outlook.turns(self.pace.stretched)
+            if len(quicker.late) < len(turns.late):
+                turns, seconds = quicker, self.pace.stretched
+        self._move(len(turns.late))
+        self._order = turns.keys()
+        prompts, decodes = outlook.prompts, outlook.decodes
+        start = prompts[0].num_computed if prompts else 0
+        room = self.pace.prefill_tokens(decodes, start, seconds, outlook.most)
+        used = min(room, sum(sequence.num_pending for sequence in prompts))
+        self._in_flight = self.pace.step_seconds(decodes, used, start)
+        patience = PATIENCE * self.promise.ttft
+        starving = any(now - sequence.arrived > patience for sequence in prompts)
+        return Allowance(
+            running_limit=self.running_limit,
+            prefill_tokens=room,
+            chunk=load.token_budget,
+            oldest_share=OLDEST_SHARE if starving else 0.0,
+            batch=not prompts,
+        )
+
+    def turn(self, sequence: Sequence, now: float) -> tuple[float, ...]:
+        waited = now - sequence.arrived
+        if sequence.slot < 0 and not sequence.is_batch and waited > PATIENCE * self.promise.ttft:
+            return (-1.0, sequence.arrived)
+        if sequence.first_token is not None:
+            return (-2.0, sequence.arrived)  # preempted: its stream stands still
+        return self._order.get(sequence, (3.0 + sequence.is_batch, sequence.arrived))
+
+    def observe_step(self, spans: Collection[Span], seconds: float) -> None:
+        load = step_load(spans)
+        self.pace.model.observe(load, seconds)
+        self.pace.count(seconds)
+        fade = math.exp(-seconds / MIX_SECONDS)
+        drawn = sum(span.draws for span in spans)
+        prompt = sum(span.num_tokens for span in spans if span.num_tokens > 1)
+        self._prompt_tokens = self._prompt_tokens * fade + prompt
+        self._output_tokens = self._output_tokens * fade + drawn
+
+    def observe_first_token(self, sequence: Sequence, now: float) -> None:
+        if sequence.is_batch:
+            return
+        missed = now - sequence.arrived > self.promise.ttft
+        self._ttft_left.count(missed)
+        crowded_out = missed and not self._is_hopeless(sequence)
+        self._crowding += (crowded_out - self._crowding) / CROWD_MEMORY
+
+    def observe_finish(self, sequence: Sequence, now: float) -> None:
+        self._finishes.append(now)
+        self._lengths.append(sequence.num_drawn)
+        if sequence.first_token is not None and sequence.num_drawn > 1 and not sequence.is_batch:
+            tpot = (now - sequence.first_token) / (sequence.num_drawn - 1)
+            self._tpot_left.count(tpot > self.promise.tpot)
+
+    def _is_hopeless(self, sequence: Sequence) -> bool:
+        """Whether its prompt would be late even on an idle server."""
+        cached = sequence.num_prompt - sequence.num_uncached
+        alone = self.pace.model.prompt_seconds(cached, sequence.num_uncached)
+        return alone + self.pace.calm > self.promise.ttft
+
+    def _move(self, num_late: int) -> None:
+        """Set the rung: with those who will be late as good as missed."""
+        left = min(self._ttft_left.left - num_late, self._tpot_left.left)
+        self.ladder.move(1 - left / DEPTH)
+
+    def _set_limit(self, load: Load) -> None:
+        if load.running:
+            known = sum(sequence.num_known for sequence in load.running)
+            self._context += (known / len(load.running) - self._context) * 0.2
+        ratio = self._prompt_tokens / self._output_tokens
+        limit = self.pace.running_limit(self._context, ratio, load.max_rows)
+        self.running_limit = max(1, round(limit * FEWER)) if self.ladder.rung else limit
+
+    def _kept_places(self, now: float) -> list[Prompt]:
+        """The work kept for those who were told to come about now, as far as they do come."""
+        ttft, share = self.promise.ttft, self._places.returning
+        return [
+            Prompt(place, place.due + ttft, place.work * share, place.tenant)
+            for place in self._places.due(now, ttft)
+        ]
+
+    def _slot_seconds(self, load: Load, num_places: int, now: float) -> float:
+        """How long a newcomer waits until few enough run."""
+        ahead = len(load.running) + len(load.waiting) + num_places * self._places.returning
+        ahead -= min(self.running_limit, load.max_rows)
+        return 0.0 if ahead < 0 else (ahead + 1) / self._drain(now)
+
+    def _turnover(self, load: Load, now: float) -> float:
+        """Seconds between two finishes, if those are what newcomers wait for."""
+        return 1 / self._drain(now) if self._slot_seconds(load, 0, now) else 0.0
+
+    def _drain(self, now: float) -> float:
+        """Requests that finish in a second."""
+        if len(self._finishes) < 8:
+            return 1.0
+        return len(self._finishes) / max(0.1, now - self._finishes[0])
+
+    def _refuse(
+        self, reason: RefusalReason, sequence: Sequence, now: float, work: float, earliest: float
+    ) -> Refusal:
+        self.refusals[reason] += 1
+        wait = earliest
+        if reason != "deadline":
+            wait = self._places.reserve(sequence.request, now, earliest=earliest, work=work)
+        return Refusal(reason, MESSAGES[reason], wait)

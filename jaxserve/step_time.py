@@ -1,0 +1,172 @@
+"""How long a step will take: the roofline's terms, each times a factor learned from real steps.
+
+A roofline says what a step costs at best: the weights read once, arithmetic for every token beyond
+those that the reading hides, keys and values read, attention over long prompts. A real device takes
+longer, by a factor of its own for each of the four. The factors start at 1 and are fitted to every
+step (recursive least squares on relative errors, the newest steps counting most), so a seed that
+is far off, as on a CPU, is forgotten within some dozens of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from jaxserve.roofline import Roofline, StepWork
+from jaxserve.sequence import Span
+
+TERMS = ("weights", "tokens", "kv_reads", "attention")
+DOUBT = 2.0
+"""Standard deviation of a factor before anything was observed."""
+DRIFT = 0.003
+"""Standard deviation of a factor's change from one step to the next."""
+NOISE = 0.1
+"""Relative standard deviation of a step's duration."""
+SURPRISE = 3.0
+"""A step that took more than this many times the prediction is taken for that many: a pause of
+the host says nothing about the device."""
+TRUSTING = 50
+"""Steps from which predictions are trusted enough to call something a surprise."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What a step's duration depends on.
+
+    Attributes:
+        tokens: that go through the layers, decodes and prompts together.
+        kv_tokens: that its sequences have in the cache, all together.
+        pairs: of a prompt token and a token it looks at.
+    """
+
+    tokens: float
+    kv_tokens: float
+    pairs: float = 0.0
+
+
+def step_load(spans: Iterable[Span]) -> StepLoad:
+    """The load of a step."""
+    tokens = kv_tokens = 0
+    pairs = 0.0
+    for span in spans:
+        count = span.num_tokens
+        tokens += count
+        kv_tokens += span.stop
+        if count > 1:
+            pairs += count * (span.start + span.stop) / 2
+    return StepLoad(tokens, kv_tokens, pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """Seconds at best.
+
+    Attributes:
+        floor: of a step, whatever it does.
+        hidden: tokens whose arithmetic that hides.
+        per_token: of every token beyond those.
+        per_kv_token: of a cached token that is read.
+        per_pair: of a prompt token looking at another.
+    """
+
+    floor: float
+    hidden: float
+    per_token: float
+    per_kv_token: float
+    per_pair: float
+
+
+def roofline_seed(roofline: Roofline) -> Seed:
+    """What the roofline says about a model on a device."""
+    shape = roofline.shape
+    far = 4096
+    read = shape.span(far - 1, far)
+    floor = roofline.work_seconds(StepWork(1, 1, 0, 0))
+    per_token = roofline.work_seconds(StepWork(1e6, 0, 0, 0)) / 1e6
+    return Seed(
+        floor=floor,
+        hidden=(floor - roofline.overhead) / per_token,
+        per_token=per_token,
+        per_kv_token=read.kv_bytes / far / roofline.card.bandwidth,
+        per_pair=read.attention_flops / far / (roofline.mfu * roofline.card.bf16_flops),
+    )
+
+
+class StepTimeModel:
+    """Predicts a step's duration. Told of every step.
+
+    Attributes:
+        factors: what the roofline's terms are multiplied by, in the order of `TERMS`.
+        error: of recent predictions, relative, in absolute value, on average.
+    """
+
+    def __init__(
+        self, seed: Seed, *, padded: Callable[[float], float] = lambda tokens: tokens
+    ) -> None:
+        """Args:
+        seed: from `roofline_seed`.
+        padded: tokens that a step of this many is filled up to: the device works on all of them.
+        """
+        self._seed = seed
+        self._padded = padded
+        self.factors = [1.0] * len(TERMS)
+        self.error = 0.0
+        self._num_steps = 0
+        # Of the fit: covariance of the factors.
+        self._doubt = [
+            [DOUBT**2 * (row == column) for column in range(len(TERMS))]
+            for row in range(len(TERMS))
+        ]
+
+    def predict(self, load: StepLoad) -> float:
+        """Seconds."""
+        terms = self._terms(load)
+        return sum(f * t for f, t in zip(self.factors, terms, strict=True))
+
+    def prompt_seconds(self, start: int, num_tokens: float) -> float:
+        """Arithmetic of `num_tokens` tokens of a prompt after its first `start`, alone."""
+        _, tokens, _, attention = self.factors
+        pairs = num_tokens * (start + num_tokens / 2)
+        return tokens * self._seed.per_token * num_tokens + attention * self._seed.per_pair * pairs
+
+    def _terms(self, load: StepLoad) -> tuple[float, float, float, float]:
+        seed = self._seed
+        return (
+            seed.floor,
+            seed.per_token * max(0.0, self._padded(load.tokens) - seed.hidden),
+            seed.per_kv_token * load.kv_tokens,
+            seed.per_pair * load.pairs,
+        )
+
+    def observe(self, load: StepLoad, seconds: float) -> None:
+        """A step of this load took that long."""
+        predicted = self.predict(load)
+        self._num_steps += 1
+        miss = abs(seconds - predicted) / seconds
+        self.error += (miss - self.error) * max(0.02, 1 / self._num_steps)
+        if self._num_steps > TRUSTING:
+            seconds = min(seconds, SURPRISE * predicted)
+        # Everything relative to the duration: a long step must not outweigh twenty short ones.
+        x = [term / predicted for term in self._terms(load)]
+        self._fit(x, (seconds - predicted) / predicted)
+
+    def _fit(self, x: list[float], miss: float) -> None:
+        """One step of a Kalman filter: the factors drift, each step measures a sum of them."""
+        doubt = self._doubt
+        dims = range(len(x))
+        for i in dims:
+            doubt[i][i] += DRIFT**2
+        px = [sum(doubt[i][j] * x[j] for j in dims) for i in dims]
+        spread = NOISE**2 + sum(x[i] * px[i] for i in dims)
+        for i in dims:
+            # A term may be nearly free, never negative: more work is never predicted to be quicker.
+            self.factors[i] = max(0.01, self.factors[i] + px[i] * miss / spread)
+            for j in dims:
+                doubt[i][j] -= px[i] * px[j] / spread
+        for i in dims:  # what no step tells anything about must not grow more doubtful for ever
+            if doubt[i][i] > DOUBT**2:
+                scale = DOUBT / math.sqrt(doubt[i][i])
+                for j in dims:
+                    doubt[i][j] *= scale
+                    doubt[j][i] *= scale
