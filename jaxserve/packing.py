@@ -24,10 +24,12 @@ def step_shapes(
 ) -> tuple[StepShape, ...]:
     """The ladder of shapes a server compiles, smallest first.
 
-    Token counts are the powers of two below the budget, and the budget. A step of T tokens has
-    at most T rows, so one ladder serves decodes, prefill chunks and any mixture.
+    Token counts are the powers of two below the budget, and the budget; 2 is left out, since a
+    step of 2 tokens takes as long as one of 4: both are spent reading the weights. A step of T
+    tokens has at most T rows, so one ladder serves decodes, prefill chunks and any mixture.
     """
-    counts = [1 << i for i in range(token_budget.bit_length()) if 1 << i < token_budget]
+    counts = [1 << i for i in range(token_budget.bit_length()) if i != 1]
+    counts = [count for count in counts if count < token_budget]
     max_pages = -(-max_context // page_size)
     return tuple(
         StepShape(count, min(count, max_rows), max_pages, page_size)

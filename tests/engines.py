@@ -72,7 +72,7 @@ def compiled(
     shapes = step_shapes(
         max_rows=MAX_ROWS, token_budget=budget, max_context=MAX_CONTEXT, page_size=PAGE_SIZE
     )
-    shapes = (shapes[3], shapes[-1])  # 8 tokens and the budget: two compilations do for tests
+    shapes = (shapes[2], shapes[-1])  # 8 tokens and the budget: two compilations do for tests
     step = make_step(loaded.decoder)
     return compile_steps(step, loaded.params, new_state(loaded, num_pages), shapes)
 
