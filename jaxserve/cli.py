@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,16 @@ from checkpoints import (
 from jaxserve.cards import Dtype, find_card
 from jaxserve.config import EngineConfig, ServerConfig, encode_engine_config
 from jaxserve.errors import JaxserveError
-from jaxserve.flags import add_engine, add_http, add_model, add_plan, add_store
+from jaxserve.flags import add_engine, add_http, add_model, add_store
 from jaxserve.frames import Progress
 from jaxserve.plan import find_model, make_plan
 from jaxserve.plan.chart import write_chart
 from jaxserve.plan.table import print_plan
 from jaxserve.roofline import Roofline, model_shape
+from jaxserve.simulate import MIXES, POLICIES, Bench, compare, read_trace
+from jaxserve.simulate.chart import write_chart as write_load_chart
+from jaxserve.simulate.report import report
+from jaxserve.study_flags import add_plan, add_simulate
 from jaxserve.terminal import ProgressBar
 from jaxserve.workload import Promise, Workload
 
@@ -65,6 +70,11 @@ def make_parser() -> argparse.ArgumentParser:
     add_model(_add_command(commands, "pull", "fetch or convert a model into the store", run_pull))
     _add_command(commands, "models", "list the models known and the models pulled", run_models)
     add_plan(_add_command(commands, "plan", "what a card can serve, and how fast", run_plan))
+    add_simulate(
+        _add_command(
+            commands, "simulate", "ways to schedule, compared on a simulated card", run_simulate
+        )
+    )
     return parser
 
 
@@ -144,7 +154,8 @@ def run_models(flags: argparse.Namespace) -> int:
     return 0
 
 
-def run_plan(flags: argparse.Namespace) -> int:
+def roofline(flags: argparse.Namespace) -> Roofline:
+    """The model on the card that the flags describe."""
     card = find_card(flags.gpu, memory=flags.memory, bandwidth=flags.bandwidth, flops=flags.flops)
     dtype: Dtype = "float32" if card.name == "cpu" else "bfloat16"
     shape = model_shape(
@@ -153,8 +164,12 @@ def run_plan(flags: argparse.Namespace) -> int:
         weight_dtype=flags.weights or dtype,
         kv_dtype=flags.kv or dtype,
     )
+    return Roofline(shape, card, flags.mfu, flags.overhead, flags.weights_only)
+
+
+def run_plan(flags: argparse.Namespace) -> int:
     plan = make_plan(
-        Roofline(shape, card, flags.mfu, flags.overhead, flags.weights_only),
+        roofline(flags),
         settings(Workload, flags),
         settings(Promise, flags),
         memory_fraction=flags.memory_fraction,
@@ -167,6 +182,31 @@ def run_plan(flags: argparse.Namespace) -> int:
         print(plan.to_json())
     else:
         print_plan(plan)
+    return 0
+
+
+def run_simulate(flags: argparse.Namespace) -> int:
+    mix = dataclasses.replace(MIXES[flags.mix], workload=settings(Workload, flags))
+    bench = Bench(
+        roofline(flags),
+        settings(Promise, flags),
+        mix,
+        num_requests=flags.requests,
+        seed=flags.seed,
+        noise=flags.noise or 0.0,
+        memory_fraction=flags.memory_fraction,
+        trace=None if flags.trace is None else partial(read_trace, flags.trace),
+    )
+    comparison = compare(
+        bench,
+        POLICIES,
+        loads=flags.loads,
+        capacity=flags.capacity,
+        progress=lambda line: print(line, file=sys.stderr),
+    )
+    if flags.plot is not None:
+        write_load_chart(comparison, flags.plot)
+    print(comparison.to_json() if flags.json else report(comparison), end="")
     return 0
 
 

@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints import DEFAULT_MODEL, default_store_path
-from jaxserve.cards import CARDS, ITEMSIZE
 from jaxserve.config import EngineConfig, ServerConfig
-from jaxserve.plan import PLAN_MODELS
-from jaxserve.workload import Workload
 
 Parser = argparse.ArgumentParser
 
@@ -133,91 +130,6 @@ def _add_cache(engine: argparse._ArgumentGroup) -> None:
         metavar="GIB",
         default=default(EngineConfig, "swap_space"),
         help="host memory for sequences that lost their pages; 0 recomputes them",
-    )
-
-
-def add_plan(plan: Parser) -> None:
-    plan.add_argument(
-        "--model",
-        default="llama-3.1-8b",
-        help=f"{', '.join(PLAN_MODELS)}, or any checkpoint that serve takes",
-    )
-    plan.add_argument("--gpu", default="a100-80gb", help=f"{', '.join(CARDS)} or cpu")
-    plan.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    plan.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw step time by batch size")
-    _add_promise(plan)
-    _add_card(plan)
-    _add_arithmetic(plan)
-
-
-def _add_promise(plan: Parser) -> None:
-    ask = plan.add_argument_group("what is asked and promised")
-    ask.add_argument(
-        "--ttft", type=milliseconds, default="500", metavar="MS", help="time to first token"
-    )
-    ask.add_argument(
-        "--tpot", type=milliseconds, default="33", metavar="MS", help="time per output token"
-    )
-    for name, meaning in (
-        ("prompt_p50", "tokens: half of the prompts are shorter"),
-        ("prompt_p95", "tokens: 95%% of the prompts are shorter"),
-        ("prompt_max", "tokens of the longest prompt"),
-        ("output_p50", "tokens: half of the outputs are shorter"),
-        ("output_p95", "tokens: 95%% of the outputs are shorter"),
-    ):
-        ask.add_argument(
-            "--" + name.replace("_", "-"),
-            type=positive,
-            metavar="N",
-            default=default(Workload, name),
-            help=meaning,
-        )
-    ask.add_argument(
-        "--context",
-        type=positive,
-        metavar="N",
-        help="tokens of a running sequence on average; unset: from the lengths above",
-    )
-    ask.add_argument(
-        "--min-prefill",
-        type=natural,
-        metavar="N",
-        help="prompt tokens every step has room for; unset: as many as keep prompts from piling up",
-    )
-
-
-def _add_card(plan: Parser) -> None:
-    card = plan.add_argument_group("the card: measured rates instead of published ones")
-    card.add_argument("--memory", type=scaled(1e9), metavar="GB", help="of the card, in all")
-    card.add_argument("--bandwidth", type=scaled(1e9), metavar="GB/s", help="of its memory")
-    card.add_argument("--flops", type=scaled(1e12), metavar="TFLOP/s", help="at the weights' type")
-    card.add_argument(
-        "--mfu", type=fraction, default=0.5, metavar="F", help="share of the FLOP/s that is reached"
-    )
-    card.add_argument(
-        "--overhead", type=milliseconds, default="0", metavar="MS", help="of every step"
-    )
-    card.add_argument(
-        "--memory-fraction",
-        type=fraction,
-        default=0.9,
-        metavar="F",
-        help="share of the memory to use",
-    )
-    card.add_argument(
-        "--kv-memory", type=scaled(1e9), metavar="GB", help="of cache; unset: what weights leave"
-    )
-
-
-def _add_arithmetic(plan: Parser) -> None:
-    sums = plan.add_argument_group("the arithmetic")
-    unset = "unset: bfloat16, float32 on cpu"
-    sums.add_argument("--weights", choices=tuple(ITEMSIZE), help=f"type of the weights; {unset}")
-    sums.add_argument("--kv", choices=tuple(ITEMSIZE), help=f"type of the cache; {unset}")
-    sums.add_argument(
-        "--weights-only",
-        action="store_true",
-        help="the textbook's picture: steps read every weight, and no keys and values",
     )
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-DEPTH = 15.0
+DEPTH = 16.0
 """Misses that may come in a row, beyond the allowed share, before the allowance is spent."""
-PRUDENCE = 0.92
+PRUDENCE = 0.97
 """Share of the allowance that is ever spent: the rest covers the chance of the moment."""
 
 RUNGS = ("calm", "fewer running", "shorter answers", "shedding")
 ENTER = (0.5, 0.75, 1.0)
-LEAVE = (0.25, 0.5, 0.8)
+LEAVE = (0.25, 0.5, 0.9)
 
 
 class MissAllowance:

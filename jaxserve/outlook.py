@@ -38,6 +38,8 @@ class Outlook:
 
     def turns(self, seconds: float, *others: Prompt) -> Turns:
         """The order of the prompts, and of others, if steps take this long."""
+        if not self.prompts and not others:
+            return Turns([], [], [])
         speed = self.speed(seconds)
         prompts = [
             Prompt(s, s.arrived + self.ttft, self.work(s) / speed, s.request.tenant)

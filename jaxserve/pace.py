@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from jaxserve.step_time import StepLoad, StepTimeModel
 
-CALM = 0.9
+CALM = 0.92
 """Share of the TPOT that a step may take when nobody is at risk."""
 STRETCH = 2.0
 """Times the TPOT that a step may take at most."""

@@ -23,9 +23,9 @@ newcomer is let in; once it is spent it is refused at once, with a time to come 
 place for it (`retry`). Nobody waits in vain. A prompt too long to be ready in time on an idle
 server is let in while the others keep their time: refusing it for ever would help nobody.
 
-**The ladder**: the more of the allowance is spent, the more is done: (1) fewer run, (2) new answers
-are cut to the length that most recent ones stayed below, (3) requests are refused. Running streams
-are never slowed down to make room for new ones.
+**The ladder**: the more of the allowance is spent, the more is done: (1) fewer run, if TPOT is
+what suffers, (2) new answers are cut to the length that most recent ones stayed below, if rows are
+what is short, (3) requests are refused. Running streams are never slowed down to make room for new ones.
 
 **The batch class** runs in steps that no interactive prompt waits for, and is preempted first.
 """
@@ -55,6 +55,9 @@ LIMIT_PERIOD = 0.25
 """Seconds between two looks at the running limit."""
 MIX_SECONDS = 30.0
 """Over which the proportion of prompt to output tokens is measured."""
+SHORT_OF_ROWS = 0.9
+"""Of the running limit: from here on shorter answers would help. Where prefill is what is short,
+they would not."""
 SHORTEST_CUT = 64
 """Answers are never cut below this many tokens on the second rung."""
 CROWDED = 0.1
@@ -116,6 +119,7 @@ class Promised:
         self._next_look = 0.0
         self._order: dict[object, tuple[float, ...]] = {}
         self._in_flight = 0.0
+        self._rows_are_short = False
 
     def judge(self, sequence: Sequence, load: Load, now: float) -> Refusal | None:
         if len(load.waiting) >= self._max_queue:
@@ -151,7 +155,7 @@ class Promised:
         asked = request.sampling.max_tokens
         if self._max_tokens_cap is not None:
             asked = min(asked, self._max_tokens_cap)
-        if self.ladder.rung >= 2 and self._lengths:
+        if self.ladder.rung >= 2 and self._rows_are_short and self._lengths:
             usual = sorted(self._lengths)[math.ceil(0.95 * len(self._lengths)) - 1]
             asked = min(asked, max(SHORTEST_CUT, usual))
         return asked
@@ -160,6 +164,7 @@ class Promised:
         if now >= self._next_look:
             self._next_look = now + LIMIT_PERIOD
             self._set_limit(load)
+        self._rows_are_short = len(load.running) >= SHORT_OF_ROWS * self.running_limit
         outlook = look(load, self.pace, self.promise.ttft, now + self._in_flight)
         seconds = self.pace.seconds
         turns = outlook.turns(seconds)
@@ -171,7 +176,9 @@ class Promised:
         self._order = turns.keys()
         prompts, decodes = outlook.prompts, outlook.decodes
         start = prompts[0].num_computed if prompts else 0
-        room = self.pace.prefill_tokens(decodes, start, seconds, outlook.most)
+        room = 0
+        if decodes.rows < len(load.running) + len(load.waiting):
+            room = self.pace.prefill_tokens(decodes, start, seconds, outlook.most)
         used = min(room, sum(sequence.num_pending for sequence in prompts))
         self._in_flight = self.pace.step_seconds(decodes, used, start)
         patience = PATIENCE * self.promise.ttft
@@ -234,7 +241,9 @@ class Promised:
             self._context += (known / len(load.running) - self._context) * 0.2
         ratio = self._prompt_tokens / self._output_tokens
         limit = self.pace.running_limit(self._context, ratio, load.max_rows)
-        self.running_limit = max(1, round(limit * FEWER)) if self.ladder.rung else limit
+        # Where first tokens are what is late, fewer running would only lengthen the queue.
+        too_slow = self.ladder.rung > 0 and self._tpot_left.left < self._ttft_left.left
+        self.running_limit = max(1, round(limit * FEWER)) if too_slow else limit
 
     def _kept_places(self, now: float) -> list[Prompt]:
         """The work kept for those who were told to come about now, as far as they do come."""

@@ -56,7 +56,7 @@ def test_the_json_has_a_field_for_everything_a_plan_says(capsys):
     plan = json.loads(out)
     assert code == 0
     assert list(plan) == [field.name for field in dataclasses.fields(Plan)]
-    assert plan["promise"] == {"ttft": 0.5, "tpot": 0.033}
+    assert plan["promise"] == {"ttft": 0.5, "tpot": 0.033, "percentile": 95.0}
     assert plan["card"]["name"] == "a100-80gb"
     for key in ("memory", "decode_only", "admission", "ttft"):
         assert isinstance(plan["limits"][key], int)
