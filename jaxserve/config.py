@@ -25,6 +25,12 @@ class EngineConfig:
         max_context: most tokens a sequence may hold; None takes the model's own limit.
         prefix_reuse: sequences that begin alike share pages.
         swap_space: GiB of host memory for preempted sequences; 0 recomputes them.
+        ttft_ms: promised time to first token. tpot_ms: promised mean time per token after it. If
+            neither is given a GPU promises what `Promise` says, and a CPU nothing.
+        percentile: of the requests for which each of the two is kept.
+        no_promise: promise nothing, on a GPU either.
+        max_tokens_cap: most tokens of any answer, whatever a request asks for.
+        max_queue: most sequences that wait to run; more are refused with 429.
         step: `package.module:factory` of a step function to use instead of the default one.
     """
 
@@ -39,6 +45,12 @@ class EngineConfig:
     max_context: int | None = None
     prefix_reuse: bool = True
     swap_space: float = 1.0
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    percentile: float = 95.0
+    no_promise: bool = False
+    max_tokens_cap: int | None = None
+    max_queue: int = 512
     step: str | None = None
 
 

@@ -12,18 +12,28 @@ import time
 from dataclasses import dataclass
 
 from jaxserve.executor import Executor, Launched
+from jaxserve.policy import Refusal
 from jaxserve.request import Request, TokenEvent
 from jaxserve.scheduler import Scheduler
 
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the engine was made. step_seconds is the duration of the last step."""
+    """Totals since the engine was made.
+
+    Attributes:
+        steps: that ran. step_tokens: that they computed, prompts and decodes.
+        prompt_tokens: computed. output_tokens: drawn.
+        step_seconds: duration of the last step.
+        gap_seconds: that the device waited for the host although there was work.
+    """
 
     steps: int = 0
+    step_tokens: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     step_seconds: float = 0.0
+    gap_seconds: float = 0.0
 
 
 class Engine:
@@ -44,14 +54,19 @@ class Engine:
         self._look_ahead = look_ahead
         self._in_flight: Launched | None = None
         self._collected = time.perf_counter()
+        self._was_idle = True
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or self._in_flight is not None
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestError if it can never be served."""
-        self.scheduler.add(request)
+    def add(self, request: Request, *, arrived: float | None = None) -> Refusal | None:
+        """Queue a request, unless it cannot be served in time now.
+
+        `arrived` is when it came, in seconds of `time.monotonic`; None is now. Raises RequestError
+        if it can never be served.
+        """
+        return self.scheduler.add(request, arrived=arrived)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request. No further event of it comes. False if it is not in flight."""
@@ -62,17 +77,21 @@ class Engine:
 
         An exception from here is final: the device state may be gone.
         """
+        events = self.scheduler.expire()
         if not self._look_ahead:
-            return self._collect(self._launch())
+            return events + self._collect(self._launch())
         launched = self._launch()
-        events = self._collect(self._in_flight)
+        events += self._collect(self._in_flight)
         self._in_flight = launched
         return events
 
     def _launch(self) -> Launched | None:
         spans = self.scheduler.schedule()
         self.executor.move(self.scheduler.take_moves())
-        return self.executor.launch(spans) if spans else None
+        if not spans:
+            self._was_idle = True
+            return None
+        return self.executor.launch(spans)
 
     def _collect(self, launched: Launched | None) -> list[TokenEvent]:
         if launched is None:
@@ -81,7 +100,11 @@ class Engine:
         now = time.perf_counter()
         # With look-ahead a step is launched while the one before still runs.
         self.counters.step_seconds = now - max(launched.started, self._collected)
+        if not self._was_idle:
+            self.counters.gap_seconds += max(0.0, launched.started - self._collected)
+        self._was_idle = False
         self._collected = now
+        self.scheduler.policy.observe_step(launched.spans, self.counters.step_seconds)
         events = self.scheduler.commit(launched.spans, drawn)
         self._count(launched, events)
         return events
@@ -91,5 +114,6 @@ class Engine:
         counters.steps += 1
         counters.output_tokens += sum(event.token_id is not None for event in events)
         for span in launched.spans:
+            counters.step_tokens += span.num_tokens
             prompt = len(span.sequence.request.prompt_ids)
             counters.prompt_tokens += max(0, min(span.stop, prompt) - span.start)

@@ -23,5 +23,21 @@ class ConfigError(JaxserveError, ValueError):
     """Settings that cannot work together, or not on this device."""
 
 
+class Overloaded(JaxserveError):
+    """A request that would be served at another time.
+
+    Attributes:
+        retry_after: seconds until then.
+    """
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DeadlinePassed(JaxserveError):
+    """A request that was given up, or never begun, because its own deadline could not be met."""
+
+
 class EngineStopped(JaxserveError, RuntimeError):
     """The engine is gone or going: nothing can be asked of it any more."""

@@ -99,6 +99,39 @@ def add_engine(serve: Parser) -> None:
         "--step", metavar="MODULE:FACTORY", help="a step function of your own; see examples/"
     )
     _add_cache(engine)
+    _add_promise(serve)
+
+
+def _add_promise(serve: Parser) -> None:
+    promise = serve.add_argument_group("the promise: what is admitted is answered in time")
+    unset = "unset: %s ms on a GPU, no promise on a CPU"
+    promise.add_argument(
+        "--ttft-ms", type=amount, metavar="MS", help=f"time to first token; {unset % 500}"
+    )
+    promise.add_argument(
+        "--tpot-ms",
+        type=amount,
+        metavar="MS",
+        help=f"time per token after it, a request's mean; {unset % 33}",
+    )
+    promise.add_argument(
+        "--percentile",
+        type=amount,
+        metavar="P",
+        default=default(EngineConfig, "percentile"),
+        help="of the requests that keep each of the two",
+    )
+    promise.add_argument("--no-promise", action="store_true", help="on a GPU: promise nothing")
+    promise.add_argument(
+        "--max-tokens-cap", type=positive, metavar="N", help="most tokens of an answer"
+    )
+    promise.add_argument(
+        "--max-queue",
+        type=positive,
+        metavar="N",
+        default=default(EngineConfig, "max_queue"),
+        help="most sequences that wait; more get 429",
+    )
 
 
 def _add_cache(engine: argparse._ArgumentGroup) -> None:
@@ -160,6 +193,11 @@ def seconds(text: str) -> float:
 def gibibytes(text: str) -> float:
     """A finite amount of memory in GiB, 0 included."""
     return _number(text, "a number of GiB, 0 or more", 0.0, math.inf)
+
+
+def amount(text: str) -> float:
+    """A finite number above 0."""
+    return _number(text, "a number above 0", 1e-9, math.inf)
 
 
 def fraction(text: str) -> float:

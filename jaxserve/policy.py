@@ -7,13 +7,17 @@ in, steps are as full as they can be.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import math
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from jaxserve.request import RefusalReason, Request
+from jaxserve.retry import Drain
 from jaxserve.sequence import Sequence, Span
 
+QUEUE_FULL = "the queue is full"
 OLDEST_SHARE = 0.25
 """Of a step's prefill tokens, for the oldest unfinished prompt: a stream of short prompts, which
 otherwise go first, cannot starve a long one."""
@@ -72,6 +76,26 @@ class Refusal:
     retry_after: float
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A policy's own numbers, for metrics.
+
+    Attributes:
+        running_limit: sequences that may run; 0 if there is no limit but memory.
+        rung: of the degradation ladder, 0 to 3.
+        refused: requests so far, by reason.
+        predicted_seconds: of the step in flight. prediction_error: relative, on average.
+        step_factors: what the device's roofline is multiplied by, by term.
+    """
+
+    running_limit: int = 0
+    rung: int = 0
+    refused: Mapping[RefusalReason, int] = field(default_factory=dict)
+    predicted_seconds: float = 0.0
+    prediction_error: float = 0.0
+    step_factors: Mapping[str, float] = field(default_factory=dict)
+
+
 class Policy(Protocol):
     """One promise. `now` is the scheduler's clock, in seconds."""
 
@@ -109,15 +133,32 @@ class Policy(Protocol):
         """A sequence got its last token."""
         ...
 
+    def report(self) -> Report:
+        """How it stands."""
+        ...
+
 
 class NoPromise:
-    """Lets everyone in and fills every step."""
+    """Lets everyone in whom the queue has room for, and fills every step."""
+
+    def __init__(self, *, max_queue: int | None = None, max_tokens_cap: int | None = None) -> None:
+        """Args:
+        max_queue: most requests that wait; None is any number.
+        max_tokens_cap: most tokens of an answer; None is as many as are asked for.
+        """
+        self._max_queue = max_queue
+        self._max_tokens_cap = max_tokens_cap
+        self._drain = Drain()
+        self._num_refused = 0
 
     def judge(self, sequence: Sequence, load: Load, now: float) -> Refusal | None:
-        return None
+        if self._max_queue is None or len(load.waiting) < self._max_queue:
+            return None
+        self._num_refused += 1
+        return Refusal("full", QUEUE_FULL, math.ceil(len(load.waiting) / self._drain.rate(now)))
 
     def max_tokens(self, request: Request) -> int:
-        return request.sampling.max_tokens
+        return min(request.sampling.max_tokens, self._max_tokens_cap or sys.maxsize)
 
     def plan(self, load: Load, now: float) -> Allowance:
         budget = load.token_budget
@@ -135,4 +176,7 @@ class NoPromise:
         pass
 
     def observe_finish(self, sequence: Sequence, now: float) -> None:
-        pass
+        self._drain.note(now)
+
+    def report(self) -> Report:
+        return Report(refused={"full": self._num_refused})

@@ -25,7 +25,8 @@ server is let in while the others keep their time: refusing it for ever would he
 
 **The ladder**: the more of the allowance is spent, the more is done: (1) fewer run, if TPOT is
 what suffers, (2) new answers are cut to the length that most recent ones stayed below, if rows are
-what is short, (3) requests are refused. Running streams are never slowed down to make room for new ones.
+what is short, (3) requests are refused. Running streams are never slowed down to make room for new
+ones.
 
 **The batch class** runs in steps that no interactive prompt waits for, and is preempted first.
 """
@@ -39,11 +40,11 @@ from collections.abc import Collection, Mapping
 from jaxserve.ladder import DEPTH, RUNGS, Ladder, MissAllowance
 from jaxserve.outlook import look
 from jaxserve.pace import Pace
-from jaxserve.policy import OLDEST_SHARE, Allowance, Load, Refusal
+from jaxserve.policy import OLDEST_SHARE, QUEUE_FULL, Allowance, Load, Refusal, Report
 from jaxserve.request import RefusalReason, Request
-from jaxserve.retry import Places
+from jaxserve.retry import Drain, Places
 from jaxserve.sequence import Sequence, Span
-from jaxserve.step_time import StepTimeModel, step_load
+from jaxserve.step_time import TERMS, StepTimeModel, step_load
 from jaxserve.turns import Prompt
 from jaxserve.workload import Promise
 
@@ -67,7 +68,7 @@ CROWD_MEMORY = 300
 """Requests over which that is measured."""
 MESSAGES: Mapping[RefusalReason, str] = {
     "late": "the server is at the limit of what it can answer in time",
-    "full": "the queue is full",
+    "full": QUEUE_FULL,
     "deadline": "the request cannot be answered before its deadline",
 }
 
@@ -113,7 +114,7 @@ class Promised:
         self._crowded = CROWDED * share
         self._places = Places()
         self._lengths: deque[int] = deque(maxlen=200)
-        self._finishes: deque[float] = deque(maxlen=64)
+        self._drain = Drain()
         self._prompt_tokens, self._output_tokens = 500 * prompt_per_output, 500.0
         self._context = 512.0
         self._next_look = 0.0
@@ -123,7 +124,9 @@ class Promised:
 
     def judge(self, sequence: Sequence, load: Load, now: float) -> Refusal | None:
         if len(load.waiting) >= self._max_queue:
-            return self._refuse("full", sequence, now, 1.0, len(load.waiting) / self._drain(now))
+            return self._refuse(
+                "full", sequence, now, 1.0, len(load.waiting) / self._drain.rate(now)
+            )
         if sequence.is_batch:
             return None
         outlook = look(load, self.pace, self.promise.ttft, now + self._in_flight)
@@ -218,11 +221,21 @@ class Promised:
         self._crowding += (crowded_out - self._crowding) / CROWD_MEMORY
 
     def observe_finish(self, sequence: Sequence, now: float) -> None:
-        self._finishes.append(now)
+        self._drain.note(now)
         self._lengths.append(sequence.num_drawn)
         if sequence.first_token is not None and sequence.num_drawn > 1 and not sequence.is_batch:
             tpot = (now - sequence.first_token) / (sequence.num_drawn - 1)
             self._tpot_left.count(tpot > self.promise.tpot)
+
+    def report(self) -> Report:
+        return Report(
+            running_limit=self.running_limit,
+            rung=self.ladder.rung,
+            refused=dict(self.refusals),
+            predicted_seconds=self._in_flight,
+            prediction_error=self.pace.model.error,
+            step_factors=dict(zip(TERMS, self.pace.model.factors, strict=True)),
+        )
 
     def _is_hopeless(self, sequence: Sequence) -> bool:
         """Whether its prompt would be late even on an idle server."""
@@ -257,17 +270,11 @@ class Promised:
         """How long a newcomer waits until few enough run."""
         ahead = len(load.running) + len(load.waiting) + num_places * self._places.returning
         ahead -= min(self.running_limit, load.max_rows)
-        return 0.0 if ahead < 0 else (ahead + 1) / self._drain(now)
+        return 0.0 if ahead < 0 else (ahead + 1) / self._drain.rate(now)
 
     def _turnover(self, load: Load, now: float) -> float:
         """Seconds between two finishes, if those are what newcomers wait for."""
-        return 1 / self._drain(now) if self._slot_seconds(load, 0, now) else 0.0
-
-    def _drain(self, now: float) -> float:
-        """Requests that finish in a second."""
-        if len(self._finishes) < 8:
-            return 1.0
-        return len(self._finishes) / max(0.1, now - self._finishes[0])
+        return 1 / self._drain.rate(now) if self._slot_seconds(load, 0, now) else 0.0
 
     def _refuse(
         self, reason: RefusalReason, sequence: Sequence, now: float, work: float, earliest: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,8 @@ import jax.numpy as jnp
 from checkpoints import Store, open_checkpoint
 from checkpoints.model_config import ModelConfig
 from jaxserve.batch import DeviceState
-from jaxserve.calibrate import calibrate
+from jaxserve.calibrate import Calibration, calibrate
+from jaxserve.cards import Dtype
 from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
 from jaxserve.errors import ConfigError
@@ -25,9 +27,14 @@ from jaxserve.models.attention import PagedAttention, kv_bytes_per_token
 from jaxserve.models.decoder import Decoder
 from jaxserve.packing import pack, step_shapes
 from jaxserve.pages import PagePool
+from jaxserve.policy import NoPromise, Policy
+from jaxserve.roofline import model_shape
 from jaxserve.scheduler import Scheduler
+from jaxserve.sla import Promised
 from jaxserve.step import StepFactory, StepFn, compile_step, make_step
+from jaxserve.step_time import StepTimeModel, measured_seed
 from jaxserve.swap import SwapSpace
+from jaxserve.workload import Promise
 
 logger = logging.getLogger("jaxserve.startup")
 
@@ -104,6 +111,7 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         max_context=max_context,
         prefix_reuse=config.prefix_reuse,
         swap=SwapSpace(pool, int(config.swap_space * 2**30) // page_bytes, calibration.swap_cost),
+        policy=make_policy(config, checkpoint.config, dtype, calibration, platform),
     )
     description = (
         f"{jax.devices()[0].device_kind}, {dtype.name}, {pool.num_total} pages of "
@@ -115,6 +123,58 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         checkpoint.config.vocab_size,
         description,
         longest_step=calibration.prefill_step,
+    )
+
+
+def make_policy(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: jnp.dtype,
+    calibration: Calibration,
+    platform: str,
+) -> Policy:
+    """The promise that the settings ask for, on a device that has been timed."""
+    promise = resolve_promise(config, platform)
+    if promise is None:
+        return NoPromise(max_queue=config.max_queue, max_tokens_cap=config.max_tokens_cap)
+    name = cast(Dtype, dtype.name)
+    seed = measured_seed(
+        model_shape(config.model, model, weight_dtype=name, kv_dtype=name),
+        decode_seconds=calibration.decode_step,
+        prefill_seconds=calibration.prefill_step,
+        prefill_tokens=calibration.prefill_tokens,
+    )
+    shapes = step_shapes(
+        max_rows=config.max_rows,
+        token_budget=config.token_budget,
+        max_context=model.max_context,
+        page_size=config.page_size,
+    )
+    counts = [shape.num_tokens for shape in shapes]
+
+    def padded(tokens: float) -> float:
+        """What the device computes in a step of so many tokens."""
+        return counts[bisect_left(counts, tokens)] if tokens <= counts[-1] else tokens
+
+    return Promised(
+        promise,
+        StepTimeModel(seed, padded=padded),
+        max_queue=config.max_queue,
+        max_tokens_cap=config.max_tokens_cap,
+    )
+
+
+def resolve_promise(config: EngineConfig, platform: str) -> Promise | None:
+    """What to promise; None is nothing. A CPU that was asked for nothing promises nothing: what
+    it can keep depends too much on the model and on what else runs there."""
+    silent = config.ttft_ms is None and config.tpot_ms is None
+    if config.no_promise or (silent and platform == "cpu"):
+        return None
+    usual = Promise()
+    return Promise(
+        usual.ttft if config.ttft_ms is None else config.ttft_ms / 1e3,
+        usual.tpot if config.tpot_ms is None else config.tpot_ms / 1e3,
+        config.percentile,
     )
 
 

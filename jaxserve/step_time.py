@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from jaxserve.roofline import Roofline, StepWork
+from jaxserve.roofline import ModelShape, Roofline, StepWork
 from jaxserve.sequence import Span
 
 TERMS = ("weights", "tokens", "kv_reads", "attention")
@@ -90,6 +90,25 @@ def roofline_seed(roofline: Roofline) -> Seed:
         per_token=per_token,
         per_kv_token=read.kv_bytes / far / roofline.card.bandwidth,
         per_pair=read.attention_flops / far / (roofline.mfu * roofline.card.bf16_flops),
+    )
+
+
+def measured_seed(
+    shape: ModelShape, *, decode_seconds: float, prefill_seconds: float, prefill_tokens: int
+) -> Seed:
+    """From two steps of the very device: of a single decode, and of so many tokens of a prompt.
+
+    The first says how fast weights are read, the second how fast arithmetic is.
+    """
+    per_token = max(1e-9, prefill_seconds - decode_seconds) / prefill_tokens
+    bandwidth = shape.read_bytes / decode_seconds
+    pair_flops = 4 * shape.num_heads * shape.head_dim * len(shape.windows)
+    return Seed(
+        floor=decode_seconds,
+        hidden=0.0,
+        per_token=per_token,
+        per_kv_token=shape.kv_bytes_per_token / bandwidth,
+        per_pair=per_token * pair_flops / (2 * shape.layer_params),
     )
 
 

@@ -38,7 +38,7 @@ from jaxserve.frames import (
     decode_to_worker,
     encode_frame,
 )
-from jaxserve.request import TokenEvent
+from jaxserve.request import Request, TokenEvent
 from jaxserve.startup import load_engine
 
 logger = logging.getLogger("jaxserve.worker")
@@ -55,7 +55,7 @@ class Link:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._sending = threading.Lock()
-        self.inbox: queue.SimpleQueue[ToWorker | None] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[tuple[ToWorker, float] | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="frames", daemon=True).start()
 
     def send(self, frame: FromWorker) -> None:
@@ -64,12 +64,13 @@ class Link:
             self._socket.sendall(data)
 
     def _read(self) -> None:
-        """Queue every frame; None once the server is gone."""
+        """Queue every frame with the time it came; None once the server is gone."""
         try:
             with self._socket.makefile("rb") as stream:
                 while header := stream.read(LENGTH.size):
                     (length,) = LENGTH.unpack(header)
-                    self.inbox.put(decode_to_worker(stream.read(length)))
+                    frame = decode_to_worker(stream.read(length))
+                    self.inbox.put((frame, time.monotonic()))
         except (OSError, ValueError) as error:
             logger.error("the server's frames broke off: %s", error)
         finally:
@@ -122,29 +123,43 @@ class Worker:
             else:
                 frame = self._link.inbox.get(timeout=HEARTBEAT)
             while frame is not None:
-                self._act(frame)
+                self._act(*frame)
                 frame = self._link.inbox.get_nowait()
         except queue.Empty:
             return True
         return False
 
-    def _act(self, frame: ToWorker) -> None:
+    def _act(self, frame: ToWorker, came: float) -> None:
         match frame:
             case Submit(requests):
-                for request in requests:
-                    try:
-                        self._engine.add(request)
-                    except RequestError as error:
-                        refusal = TokenEvent(
-                            request.request_id, None, finish_reason="error", message=str(error)
-                        )
-                        self._link.send(Events((refusal,)))
+                events = [self._add(request, came) for request in requests]
+                refusals = tuple(event for event in events if event is not None)
+                if refusals:
+                    self._link.send(Events(refusals))
             case Abort(request_ids):
                 for request_id in request_ids:
                     self._engine.abort(request_id)
 
+    def _add(self, request: Request, came: float) -> TokenEvent | None:
+        """Queue a request. Its only event if it is not let in."""
+        try:
+            refusal = self._engine.add(request, arrived=came)
+        except RequestError as error:
+            return TokenEvent(request.request_id, None, finish_reason="error", message=str(error))
+        if refusal is None:
+            return None
+        return TokenEvent(
+            request.request_id,
+            None,
+            finish_reason="abort",
+            message=refusal.message,
+            refusal=refusal.reason,
+            retry_after=refusal.retry_after,
+        )
+
     def _stats(self) -> Stats:
         scheduler, counters = self._engine.scheduler, self._engine.counters
+        report = scheduler.policy.report()
         return Stats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -157,6 +172,15 @@ class Worker:
             preemptions=scheduler.num_preemptions,
             compilations=self._compilations.count,
             step_seconds=counters.step_seconds,
+            predicted_seconds=report.predicted_seconds,
+            prediction_error=report.prediction_error,
+            step_factors=dict(report.step_factors),
+            step_tokens=counters.step_tokens,
+            token_budget=scheduler.token_budget,
+            gap_seconds=counters.gap_seconds,
+            running_limit=report.running_limit,
+            rung=report.rung,
+            refused={str(reason): count for reason, count in report.refused.items()},
         )
 
 

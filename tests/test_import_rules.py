@@ -32,7 +32,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.page_mover": ("jaxserve.batch", "jaxserve.swap"),
     "jaxserve.prefix": ("jaxserve.pages", "jaxserve.sequence"),
     # The promise: plain Python, told the time.
-    "jaxserve.policy": ("jaxserve.request", "jaxserve.sequence"),
+    "jaxserve.policy": ("jaxserve.request", "jaxserve.retry", "jaxserve.sequence"),
     "jaxserve.limits": (*TYPES, "jaxserve.policy", "jaxserve.sequence"),
     "jaxserve.shares": ("jaxserve.policy", "jaxserve.sequence"),
     "jaxserve.results": ("jaxserve.request", "jaxserve.sequence"),
@@ -89,7 +89,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.sequence",
         "jaxserve.swap",
     ),
-    "jaxserve.engine": ("jaxserve.executor", "jaxserve.request", "jaxserve.scheduler"),
+    "jaxserve.engine": (
+        "jaxserve.executor",
+        "jaxserve.policy",
+        "jaxserve.request",
+        "jaxserve.scheduler",
+    ),
     "jaxserve.tokenizer": (
         *TYPES,
         "jaxserve.chat_template",

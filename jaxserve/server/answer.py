@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -10,7 +11,7 @@ from time import perf_counter
 
 from aiohttp import web
 
-from jaxserve.errors import EngineStopped, RequestError
+from jaxserve.errors import DeadlinePassed, EngineStopped, Overloaded, RequestError
 from jaxserve.server.choice import Choice, Delta
 from jaxserve.server.client import Inbox
 from jaxserve.server.failures import INTERNAL_ERROR, detail, failure
@@ -54,7 +55,8 @@ async def generate(http: web.Request, *, chat: bool) -> web.StreamResponse:
     if refusal is not None:
         return refusal
     with service.handling():
-        generation = await service.prepare(body, chat=chat)
+        caller = tenant(http.headers.get("Authorization", ""))
+        generation = await service.prepare(body, chat=chat, caller=caller)
         logger.debug("%s asked for by user %r", generation.answer_id, generation.user)
         refusal = service.turn_away(len(generation.requests))
         if refusal is not None:
@@ -65,6 +67,11 @@ async def generate(http: web.Request, *, chat: bool) -> web.StreamResponse:
             return await (stream(http, answer) if generation.stream else whole(answer))
         finally:
             service.client.close(inbox)
+
+
+def tenant(credentials: str) -> str:
+    """Who asks, for a fair share. Stands for the key, which nobody needs to see."""
+    return hashlib.sha256(credentials.encode()).hexdigest()[:16] if credentials else ""
 
 
 async def read_json(http: web.Request) -> bytes:
@@ -165,6 +172,10 @@ async def stream(http: web.Request, answer: Answer) -> web.StreamResponse:
             if not response.prepared:
                 return failure(500, str(error))
             end = break_off(http, str(error))
+        except (Overloaded, DeadlinePassed) as error:
+            if not response.prepared:
+                raise
+            end = break_off(http, str(error), status=504)
         except Exception:
             if not response.prepared:
                 raise
@@ -200,8 +211,8 @@ async def write_chunks(http: web.Request, response: web.StreamResponse, answer: 
     return DONE
 
 
-def break_off(http: web.Request, message: str) -> bytes:
+def break_off(http: web.Request, message: str, *, status: int = 500) -> bytes:
     """The end of a stream that failed: an error event. The connection closes after it."""
     http.app[SERVICE].client.metrics.broken_streams.inc()
     http.protocol.close()
-    return error_event(detail(500, message))
+    return error_event(detail(status, message))

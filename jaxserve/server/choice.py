@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxserve.errors import EngineStopped
+from jaxserve.errors import DeadlinePassed, EngineStopped, JaxserveError, Overloaded
 from jaxserve.request import FinishReason, TokenEvent
 from jaxserve.server.generation import Generation
 from jaxserve.server.text import Tokenizer
@@ -82,11 +82,13 @@ class Choice:
 
         Raises:
             EngineStopped: the engine gave this sequence up.
+            Overloaded: it was not let in.
+            DeadlinePassed: there was, or is, not enough time for it.
         """
         if self.finish_reason is not None:
             return False  # tokens that were on their way when a stop string matched
         if event.token_id is None:
-            raise EngineStopped(event.message or "the engine gave this request up")
+            raise what_happened(event)
         self.num_tokens += 1
         self.num_cached += event.num_cached
         if self._scores:
@@ -126,3 +128,13 @@ class Choice:
             if self._stops is not None:
                 self._text += self._stops.flush()
             self.finish_reason = reason
+
+
+def what_happened(event: TokenEvent) -> JaxserveError:
+    """The error behind an event without a token."""
+    if event.refusal == "deadline":
+        return DeadlinePassed(event.message)
+    if event.refusal is not None:
+        wait = event.retry_after
+        return Overloaded(f"{event.message}: try again in {wait:g} s", retry_after=wait)
+    return EngineStopped(event.message or "the engine gave this request up")

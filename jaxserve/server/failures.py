@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from aiohttp import web
 
+from jaxserve.errors import DeadlinePassed, Overloaded
 from jaxserve.server.replies import ErrorDetail, ErrorReply, encode
 
 RETRY_AFTER = "1"
@@ -20,6 +22,7 @@ CODES = {
     413: "request_too_large",
     429: "rate_limit_exceeded",
     503: "service_unavailable",
+    504: "deadline_exceeded",
 }
 
 
@@ -39,7 +42,7 @@ def failure(
         headers=headers,
     )
     if status in (429, 503):
-        response.headers["Retry-After"] = RETRY_AFTER
+        response.headers.setdefault("Retry-After", RETRY_AFTER)
     return response
 
 
@@ -49,6 +52,14 @@ def detail(
     """The inner part of the body, also sent when a stream breaks off."""
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return ErrorDetail(message, kind, param, code or CODES.get(status))
+
+
+def refusal(error: Overloaded | DeadlinePassed) -> web.Response:
+    """The answer to a request that was not let in, or was given up before its first token."""
+    if isinstance(error, DeadlinePassed):
+        return failure(504, str(error))
+    wait = {"Retry-After": str(math.ceil(error.retry_after))}
+    return failure(429, str(error), headers=wait)
 
 
 def http_failure(error: web.HTTPException, request: web.Request) -> web.Response:

@@ -14,6 +14,7 @@ from jaxserve.errors import RequestError
 from jaxserve.request import MAX_TOP_LOGPROBS, Request, SamplingParams
 from jaxserve.server.openai import ChatBody, CompletionBody, StreamOptions
 from jaxserve.server.prompts import Prompt, chat_prompt, check_vocabulary, completion_prompts
+from jaxserve.server.standing import deadline, service_class
 from jaxserve.server.text import Tokenizer
 
 GREEDY_BELOW = 1e-5
@@ -78,7 +79,9 @@ class Generation:
         return self.requests[0].sampling.top_logprobs
 
 
-def plan_completion(body: CompletionBody, tokenizer: Tokenizer, limits: Limits) -> Generation:
+def plan_completion(
+    body: CompletionBody, tokenizer: Tokenizer, limits: Limits, caller: str = ""
+) -> Generation:
     """Raises RequestError, naming the field, for anything that cannot be served."""
     n = within("n", body.n, 1, MAX_N, default=1)
     if body.best_of not in (None, n):
@@ -103,10 +106,11 @@ def plan_completion(body: CompletionBody, tokenizer: Tokenizer, limits: Limits) 
         max_tokens=body.max_tokens,
         top_logprobs=top_logprobs,
         prefix="cmpl-",
+        caller=caller,
     )
 
 
-def plan_chat(body: ChatBody, tokenizer: Tokenizer, limits: Limits) -> Generation:
+def plan_chat(body: ChatBody, tokenizer: Tokenizer, limits: Limits, caller: str = "") -> Generation:
     """Raises RequestError, naming the field, for anything that cannot be served."""
     n = within("n", body.n, 1, MAX_N, default=1)
     top_logprobs = within("top_logprobs", body.top_logprobs, 0, MAX_TOP_LOGPROBS, default=0)
@@ -131,6 +135,7 @@ def plan_chat(body: ChatBody, tokenizer: Tokenizer, limits: Limits) -> Generatio
         max_tokens=max_tokens,
         top_logprobs=top_logprobs if body.logprobs else None,
         prefix="chatcmpl-",
+        caller=caller,
     )
 
 
@@ -143,6 +148,7 @@ def plan(
     max_tokens: int | None,
     top_logprobs: int | None,
     prefix: str,
+    caller: str,
 ) -> Generation:
     """What both endpoints share. `max_tokens` is the client's, `top_logprobs` already checked."""
     if len(prompts) * n > limits.max_sequences:
@@ -155,13 +161,22 @@ def plan(
     answer_id = prefix + secrets.token_hex(12)
     sampling = sampling_params(body, limits, top_logprobs)
     seeds = choice_seeds(body.seed, len(prompts), n)
+    ask = Request(
+        "",
+        (),
+        sampling,
+        cache_salt=body.cache_salt or "",
+        service_class=service_class(body),
+        tenant=body.user or caller,
+        deadline=deadline(body),
+    )
     requests: list[Request] = []
     for prompt_index, prompt in enumerate(prompts):
         length = output_length(len(prompt.ids), max_tokens, limits.max_context, chat=chat)
         for seed in seeds[prompt_index * n : (prompt_index + 1) * n]:
             params = replace(sampling, max_tokens=length, seed=seed)
             name = f"{answer_id}-{len(requests)}"
-            requests.append(Request(name, prompt.ids, params, cache_salt=body.cache_salt or ""))
+            requests.append(replace(ask, request_id=name, prompt_ids=prompt.ids, sampling=params))
     return Generation(
         answer_id=answer_id,
         prompts=prompts,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from jaxserve.frames import Stats
+from jaxserve.server.window import Window
 
 # Dense around the promise: half a second to the first token, 33 ms for each one after it.
 FIRST_TOKEN_BUCKETS = (
@@ -26,6 +28,11 @@ GAUGES = {
     "pages_live": "Pages held by a sequence.",
     "pages_cached": "Free pages whose content can be reused.",
     "step_seconds": "Duration of the worker's last step.",
+    "predicted_seconds": "Duration the worker expects of the step in flight.",
+    "prediction_error": "Relative error of that, on average.",
+    "token_budget": "Most tokens in a step.",
+    "running_limit": "Sequences that may run within the promise. 0: only memory limits them.",
+    "rung": "Degradation: 0 none, 1 fewer running, 2 shorter answers, 3 refusing requests.",
 }
 COUNTERS = {
     "steps": "Steps since the worker became ready.",
@@ -33,6 +40,12 @@ COUNTERS = {
     "output_tokens": "Tokens generated.",
     "preemptions": "Sequences preempted.",
     "compilations": "Compilations after ready. Stays 0.",
+    "step_tokens": "Tokens computed, prompts and decodes.",
+    "gap_seconds": "Seconds the device waited for the host although there was work.",
+}
+LABELLED = {
+    "refused": ("reason", "Requests not let in, or given up for their deadline."),
+    "step_factor": ("term", "What the roofline's terms are multiplied by to predict a step."),
 }
 
 
@@ -65,6 +78,8 @@ class Metrics:
     def __init__(self, *, open_sequences: Callable[[], int]) -> None:
         registry = CollectorRegistry(auto_describe=False)
         self.worker = Stats()
+        self._first_window = Window()
+        self._per_window = Window()
         self._registry = registry
         self._first_token = self._histogram(
             "jaxserve_time_to_first_token_seconds",
@@ -112,6 +127,37 @@ class Metrics:
             yield GaugeMetricFamily(f"jaxserve_{name}", text, value=getattr(self.worker, name))
         for name, text in COUNTERS.items():
             yield CounterMetricFamily(f"jaxserve_{name}", text, value=getattr(self.worker, name))
+        yield from self._labelled()
+        yield from self._derived()
+
+    def _labelled(self) -> Iterator[Metric]:
+        label, text = LABELLED["refused"]
+        refused = CounterMetricFamily("jaxserve_refused", text, labels=(label,))
+        for reason, count in self.worker.refused.items():
+            refused.add_metric((reason,), count)
+        label, text = LABELLED["step_factor"]
+        factors = GaugeMetricFamily("jaxserve_step_factor", text, labels=(label,))
+        for term, factor in self.worker.step_factors.items():
+            factors.add_metric((term,), factor)
+        yield refused
+        yield factors
+
+    def _derived(self) -> Iterator[Metric]:
+        worker, now = self.worker, perf_counter()
+        used = worker.step_tokens / max(1, worker.steps * worker.token_budget)
+        ratio = worker.prompt_tokens / max(1, worker.output_tokens)
+        for name, text, value in (
+            ("budget_use", "Tokens computed, by those that all steps had room for.", used),
+            ("prefill_per_decode", "Prompt tokens computed by tokens generated.", ratio),
+        ):
+            yield GaugeMetricFamily(f"jaxserve_{name}", text, value=value)
+        for name, text, window in (
+            ("ttft_p95", "p95 time to first token", self._first_window),
+            ("tpot_p95", "p95 of sequences' mean time per token after it", self._per_window),
+        ):
+            text = f"Exact {text}, of the last minute."
+            p95 = window.percentile(95, now)
+            yield GaugeMetricFamily(f"jaxserve_{name}_seconds", text, value=p95)
 
     def submitted(self, arrived: float, now: float) -> None:
         self._queue.observe(now - arrived)
@@ -121,6 +167,7 @@ class Metrics:
         if timeline.num_tokens == 0:
             timeline.first = now
             self._first_token.observe(now - timeline.arrived)
+            self._first_window.add(now - timeline.arrived, now)
         else:
             self._between_tokens.observe(now - timeline.last)
         timeline.last = now
@@ -129,8 +176,9 @@ class Metrics:
     def finished(self, timeline: Timeline) -> None:
         """A sequence got its last token."""
         if timeline.num_tokens > 1:
-            elapsed = timeline.last - timeline.first
-            self._per_token.observe(elapsed / (timeline.num_tokens - 1))
+            per_token = (timeline.last - timeline.first) / (timeline.num_tokens - 1)
+            self._per_token.observe(per_token)
+            self._per_window.add(per_token, timeline.last)
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text format."""

@@ -11,8 +11,8 @@ from time import perf_counter
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from jaxserve.errors import EngineStopped, RequestError
-from jaxserve.server.failures import INTERNAL_ERROR, failure, http_failure
+from jaxserve.errors import DeadlinePassed, EngineStopped, Overloaded, RequestError
+from jaxserve.server.failures import INTERNAL_ERROR, failure, http_failure, refusal
 from jaxserve.server.service import SERVICE, ModelNotFound
 
 logger = logging.getLogger("jaxserve.server")
@@ -65,6 +65,8 @@ async def answer(http: web.Request, handler: Handler) -> web.StreamResponse:
         return failure(404, str(error), param=error.param, code="model_not_found")
     except RequestError as error:
         return failure(400, str(error), param=error.param)
+    except (Overloaded, DeadlinePassed) as error:
+        return refusal(error)
     except EngineStopped as error:
         return failure(503, str(error))
     except web.HTTPException as error:
@@ -80,5 +82,5 @@ async def answer(http: web.Request, handler: Handler) -> web.StreamResponse:
 
 def outcome(status: int) -> str:
     """One word for the metrics."""
-    words = {CLIENT_LEFT: "client_left", 429: "overloaded", 503: "unavailable"}
+    words = {CLIENT_LEFT: "client_left", 429: "overloaded", 503: "unavailable", 504: "late"}
     return words.get(status, "ok" if status < 400 else "refused" if status < 500 else "error")

@@ -68,8 +68,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "web_search_options": (),
         # Service.
         "best_of": (),
-        "priority": (0,),
-        "service_tier": ("auto", "default"),
         "store": (False,),
         "metadata": ({},),
         "moderation": (),

@@ -76,6 +76,9 @@ class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     echo: bool | None = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = None
+    service_tier: str | None = None
+    priority: Int | None = None
+    timeout: float | None = None
     user: str | None = None
 
 
@@ -104,6 +107,9 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
     cache_salt: str | None = None
+    service_tier: str | None = None
+    priority: Int | None = None
+    timeout: float | None = None
     user: str | None = None
 
 

@@ -116,26 +116,28 @@ class Service:
             eos_ids=self.model.eos_ids,
         )
 
-    async def prepare(self, body: bytes, *, chat: bool) -> Generation:
+    async def prepare(self, body: bytes, *, chat: bool, caller: str = "") -> Generation:
         """Decode and check a body and encode its prompts, off the event loop if that takes long.
+
+        `caller` stands for who asks, unless the body says so itself.
 
         Raises:
             RequestError: the request cannot be served.
         """
         limits = self.limits()
         if not chat and len(body) <= INLINE_BODY_BYTES:
-            return self._plan(body, chat, limits)
+            return self._plan(body, chat, caller, limits)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.pool, self._plan, body, chat, limits)
+        return await loop.run_in_executor(self.pool, self._plan, body, chat, caller, limits)
 
-    def _plan(self, body: bytes, chat: bool, limits: Limits) -> Generation:
+    def _plan(self, body: bytes, chat: bool, caller: str, limits: Limits) -> Generation:
         if chat:
             chat_body = decode_body(body, ChatBody)
             self._check_model(chat_body.model)
-            return plan_chat(chat_body, self.tokenizer, limits)
+            return plan_chat(chat_body, self.tokenizer, limits, caller)
         completion_body = decode_body(body, CompletionBody)
         self._check_model(completion_body.model)
-        return plan_completion(completion_body, self.tokenizer, limits)
+        return plan_completion(completion_body, self.tokenizer, limits, caller)
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.model_name):

@@ -71,18 +71,18 @@ class Bench:
         return poisson(self.mix, self.num_requests, rate, self.seed)
 
 
-def find_capacity(bench: Bench, make_policy: MakePolicy, *, guess: float = 1.0) -> float:
+def find_capacity(bench: Bench, make_policy: MakePolicy, *, least: float = 0.5) -> float:
     """The highest rate at which all requests get what was promised and none is refused, to within
-    3 percent. 0 if there is none above a hundredth of `guess`."""
+    3 percent. 0 if it is below `least`: slow servers take long to simulate."""
 
     def holds(rate: float) -> bool:
         measured = bench.serve(make_policy, rate)
         return measured.shed == 0 and measured.keeps(bench.promise)
 
-    low, high = 0.0, guess
+    low, high = 0.0, least
     while holds(high):
         low, high = high, 2 * high
-    while high - low > PRECISION * high and high > guess / 100:
+    while low and high - low > PRECISION * high:
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from jaxserve.policy import Allowance, Load, Policy, Refusal
+from jaxserve.policy import Allowance, Load, Policy, Refusal, Report
 from jaxserve.request import Request
 from jaxserve.roofline import Roofline
 from jaxserve.sequence import Sequence, Span
@@ -43,6 +43,9 @@ class FirstCome:
 
     def observe_finish(self, sequence: Sequence, now: float) -> None:
         pass
+
+    def report(self) -> Report:
+        return Report()
 
 
 def static_batching(load: Load) -> Allowance:

@@ -28,13 +28,13 @@ def report(comparison: Comparison) -> str:
 
 
 def _lines(comparison: Comparison) -> Iterator[str]:
-    promise = comparison.promise
+    promise, capacity = comparison.promise, comparison.capacity.items()
     yield f"### {comparison.mix}"
     yield ""
     yield (
         f"Promise: p{promise.percentile:g} TTFT under {promise.ttft * 1e3:g} ms, "
         f"p{promise.percentile:g} TPOT under {promise.tpot * 1e3:g} ms. Capacity, requests/s: "
-        + ", ".join(f"{name} {rate:.2f}" for name, rate in comparison.capacity.items())
+        + ", ".join(f"{name} {rate:.2f}" if rate else f"{name} none" for name, rate in capacity)
         + f". Users think for {THINK_SECONDS:g} s between an answer and the next request."
     )
     yield ""
