@@ -6,6 +6,7 @@ of a step's time that is left for it.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from jaxserve.pace import Decodes, Pace
@@ -21,6 +22,7 @@ class Outlook:
     Attributes:
         decodes: sequences that draw a token in every step.
         prompts: interactive sequences that wait for their first token.
+        held: interactive sequences that run, by tenant; 0 for tenants that only wait.
         begin: when the first of them can begin: after the step in flight and what preempted
             sequences have to compute again; and half a step more, for a prompt's last tokens share
             a step with the next prompt's first.
@@ -31,6 +33,7 @@ class Outlook:
 
     decodes: Decodes
     prompts: list[Sequence]
+    held: Counter[str]
     begin: float
     most: int
     pace: Pace
@@ -53,6 +56,13 @@ class Outlook:
         took = self.pace.step_seconds(self.decodes, room, TYPICAL_START)
         return self.pace.model.prompt_seconds(TYPICAL_START, room) / took
 
+    def greedy(self, running_limit: int) -> set[str]:
+        """Tenants that hold their share of the rows, or more, while there are others."""
+        if len(self.held) < 2:
+            return set()
+        share = running_limit / len(self.held)
+        return {tenant for tenant, rows in self.held.items() if rows >= share}
+
     def work(self, sequence: Sequence) -> float:
         """Seconds of prefill, as if nothing else were going on, that a sequence still needs."""
         left = sequence.num_pending
@@ -69,14 +79,21 @@ def look(load: Load, pace: Pace, ttft: float, begin: float) -> Outlook:
     """Sort out who is doing what. `begin` is when the next step can begin."""
     rows = kv_tokens = 0
     prompts = []
+    held: Counter[str] = Counter()
     for sequence in (*load.running, *load.waiting):
         if sequence.is_decoding:
             rows += 1
             kv_tokens += sequence.num_computed
-        elif sequence.first_token is not None:
+        if sequence.is_batch:
+            continue
+        held[sequence.request.tenant] += sequence.slot >= 0
+        if sequence.is_decoding:
+            continue
+        if sequence.first_token is not None:
             left = sequence.num_pending - sequence.num_swapped
             begin += pace.model.prompt_seconds(sequence.num_known - left, left)
-        elif not sequence.is_batch and sequence.num_drawn == 0:
+        elif sequence.num_drawn == 0:
             prompts.append(sequence)
     most = max(1, load.token_budget - rows)
-    return Outlook(Decodes(rows, kv_tokens), prompts, begin + pace.calm / 2, most, pace, ttft)
+    begin += pace.calm / 2
+    return Outlook(Decodes(rows, kv_tokens), prompts, held, begin, most, pace, ttft)

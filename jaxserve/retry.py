@@ -46,7 +46,7 @@ class Places:
     """
 
     def __init__(self) -> None:
-        self.returning = 0.5
+        self.returning = 1.0
         self._places: dict[int, Place] = {}
         self._order: deque[tuple[float, int]] = deque()
         self._horizon = 0.0

@@ -196,14 +196,17 @@ class Scheduler:
         admitted: list[Sequence] = []
         if not self.waiting or (self._is_full(allowance) and self._newest_batch() is None):
             return admitted
-        promised = sum(self._prefix.missing(sequence) for sequence in self.running)
+        promised = sum(map(self._prefix.missing, self.running))
         for sequence in sorted(self.waiting, key=partial(self.policy.turn, now=now)):
-            if not may_run(sequence, allowance) or not self._make_way(sequence, allowance):
-                break
+            if not may_run(sequence, allowance):
+                continue
             needed = self._prefix.missing(sequence)
-            slack = self._admission_slack * len(self.running)
-            if promised + needed + slack > self.pool.num_free:
-                break
+            while self._is_full(allowance) or promised + needed > self._num_spare:
+                victim = self._newest_batch()
+                if allowance.batch or sequence.is_batch or victim is None:
+                    return admitted
+                self._preempt(victim)  # the batch class makes way
+                promised = sum(map(self._prefix.missing, self.running))
             promised += needed
             self.waiting.remove(sequence)
             sequence.slot = self._free_slots.pop()
@@ -213,14 +216,10 @@ class Scheduler:
                 self._bring_back(sequence)
         return admitted
 
-    def _make_way(self, sequence: Sequence, allowance: Allowance) -> bool:
-        """Whether one more may run. The batch class makes way for an interactive sequence."""
-        while self._is_full(allowance):
-            victim = self._newest_batch()
-            if allowance.batch or sequence.is_batch or victim is None:
-                return False
-            self._preempt(victim)
-        return True
+    @property
+    def _num_spare(self) -> int:
+        """Free pages, without those that running sequences will soon grow into."""
+        return self.pool.num_free - self._admission_slack * len(self.running)
 
     def _is_full(self, allowance: Allowance) -> bool:
         return len(self.running) >= allowance.running_limit or not self._free_slots

@@ -121,6 +121,7 @@ class Promised:
         self._order: dict[object, tuple[float, ...]] = {}
         self._in_flight = 0.0
         self._rows_are_short = False
+        self._greedy: set[str] = set()
 
     def judge(self, sequence: Sequence, load: Load, now: float) -> Refusal | None:
         if len(load.waiting) >= self._max_queue:
@@ -132,7 +133,7 @@ class Promised:
         outlook = look(load, self.pace, self.promise.ttft, now + self._in_flight)
         returning = self._places.claim(sequence.request, now)
         places = [] if returning else self._kept_places(now)
-        slot_seconds = self._slot_seconds(load, len(places), now)
+        slot_seconds = self._slot_seconds(load, sequence.request.tenant, places, now)
         work = outlook.work(sequence) / outlook.speed(self.pace.seconds)
         due = sequence.arrived + self.promise.ttft
         # Waiting for a slot first is the same as having that much less time.
@@ -150,9 +151,9 @@ class Promised:
         self._move(len(after.late) + (newcomer in after.beyond))
         if self.ladder.rung < len(RUNGS) - 1 or (returning and ready < due):
             return None
-        return self._refuse(
-            "late", sequence, now, max(work, self._turnover(load, now)), ready - due
-        )
+        if slot_seconds:
+            work = max(work, 1 / self._drain.rate(now))
+        return self._refuse("late", sequence, now, work, ready - due)
 
     def max_tokens(self, request: Request) -> int:
         asked = request.sampling.max_tokens
@@ -177,6 +178,7 @@ class Promised:
                 turns, seconds = quicker, self.pace.stretched
         self._move(len(turns.late))
         self._order = turns.keys()
+        self._greedy = outlook.greedy(self.running_limit)
         prompts, decodes = outlook.prompts, outlook.decodes
         start = prompts[0].num_computed if prompts else 0
         room = 0
@@ -195,12 +197,16 @@ class Promised:
         )
 
     def turn(self, sequence: Sequence, now: float) -> tuple[float, ...]:
-        waited = now - sequence.arrived
-        if sequence.slot < 0 and not sequence.is_batch and waited > PATIENCE * self.promise.ttft:
-            return (-1.0, sequence.arrived)
+        if sequence.is_batch:
+            return (4.0, sequence.arrived)
         if sequence.first_token is not None:
             return (-2.0, sequence.arrived)  # preempted: its stream stands still
-        return self._order.get(sequence, (3.0 + sequence.is_batch, sequence.arrived))
+        waited = now - sequence.arrived
+        if sequence.slot < 0 and sequence.request.tenant in self._greedy:
+            return (3.0, sequence.arrived)
+        if sequence.slot < 0 and waited > PATIENCE * self.promise.ttft:
+            return (-1.0, sequence.arrived)
+        return self._order.get(sequence, (3.0, sequence.arrived))
 
     def observe_step(self, spans: Collection[Span], seconds: float) -> None:
         load = step_load(spans)
@@ -266,15 +272,15 @@ class Promised:
             for place in self._places.due(now, ttft)
         ]
 
-    def _slot_seconds(self, load: Load, num_places: int, now: float) -> float:
-        """How long a newcomer waits until few enough run."""
-        ahead = len(load.running) + len(load.waiting) + num_places * self._places.returning
-        ahead -= min(self.running_limit, load.max_rows)
-        return 0.0 if ahead < 0 else (ahead + 1) / self._drain.rate(now)
-
-    def _turnover(self, load: Load, now: float) -> float:
-        """Seconds between two finishes, if those are what newcomers wait for."""
-        return 1 / self._drain.rate(now) if self._slot_seconds(load, 0, now) else 0.0
+    def _slot_seconds(self, load: Load, tenant: str, places: list[Prompt], now: float) -> float:
+        """How long a newcomer waits until few enough run. Who has less than its share of the rows
+        does not wait behind those who have more."""
+        behind = set() if tenant in self._greedy else self._greedy
+        ahead = len(load.running) - min(self.running_limit, load.max_rows)
+        ahead += sum(sequence.request.tenant not in behind for sequence in load.waiting)
+        kept = sum(place.tenant not in behind for place in places)
+        over = ahead + kept * self._places.returning
+        return 0.0 if over < 0 else (over + 1) / self._drain.rate(now)
 
     def _refuse(
         self, reason: RefusalReason, sequence: Sequence, now: float, work: float, earliest: float

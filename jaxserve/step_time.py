@@ -19,7 +19,7 @@ from jaxserve.sequence import Span
 TERMS = ("weights", "tokens", "kv_reads", "attention")
 DOUBT = 2.0
 """Standard deviation of a factor before anything was observed."""
-DRIFT = 0.003
+DRIFT = 0.005
 """Standard deviation of a factor's change from one step to the next."""
 NOISE = 0.1
 """Relative standard deviation of a step's duration."""

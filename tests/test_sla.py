@@ -1,0 +1,244 @@
+"""The promise through the real scheduler: admission, shares, fairness, deadlines, coming again."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+from toy_promise import PROMISE, ROOFLINE, ask, make_policy, make_scheduler, serve
+
+from jaxserve.errors import ConfigError
+from jaxserve.pace import CALM, SHORT_ANSWER, STRETCH, Decodes, Pace
+from jaxserve.plan import make_plan
+from jaxserve.policy import NoPromise
+from jaxserve.simulate import REFERENCE, Arrival, VirtualClock, poisson
+from jaxserve.step_time import StepTimeModel, roofline_seed
+from jaxserve.workload import Promise, Workload
+
+
+def make_pace() -> Pace:
+    return Pace(StepTimeModel(roofline_seed(ROOFLINE)), PROMISE.tpot)
+
+
+# How many run, how much they prefill.
+
+
+def test_the_running_limit_is_the_planners():
+    """The same arithmetic, once for the planner's averages and once from what is running."""
+    work = Workload()
+    promise = dataclasses.replace(PROMISE, tpot=CALM * PROMISE.tpot)
+    planned = make_plan(ROOFLINE, work, promise).limits.admission
+    limit = make_pace().running_limit(work.running_context, work.prompt_per_output, 1000)
+    assert limit == pytest.approx(planned, rel=0.1)
+
+
+def test_where_prompts_are_cached_kv_reads_set_the_limit():
+    work = Workload()
+    promise = dataclasses.replace(PROMISE, tpot=CALM * PROMISE.tpot)
+    decode_only = make_plan(ROOFLINE, work, promise).limits.decode_only
+    assert make_pace().running_limit(work.running_context, 0.0, 1000) == pytest.approx(
+        decode_only, rel=0.05
+    )
+
+
+def test_a_step_is_filled_up_to_the_tpot_and_no_further():
+    pace = make_pace()
+    decodes = Decodes(40, 40 * 1452)
+    tokens = pace.prefill_tokens(decodes, 500, pace.calm, 4096)
+    assert pace.step_seconds(decodes, tokens, 500) <= pace.calm
+    assert pace.step_seconds(decodes, tokens + 2, 500) > pace.calm
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_steps_do_an_answer_keeps_its_tpot(seed):
+    """Steps as long as the pace allows at any moment, quick ones in between at random."""
+    draw, pace = random.Random(seed), make_pace()
+    steps = []
+    for _ in range(2000):
+        seconds = draw.choice([pace.stretched, pace.seconds, 0.3 * pace.calm])
+        steps.append(seconds)
+        pace.count(seconds)
+    assert max(steps) > 1.5 * pace.calm and max(steps) <= STRETCH * PROMISE.tpot
+    for start in range(0, 2000 - SHORT_ANSWER):
+        answer = steps[start : start + SHORT_ANSWER]
+        assert sum(answer) / len(answer) <= 1.08 * PROMISE.tpot
+    assert sum(steps) / len(steps) <= PROMISE.tpot
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.033, 95), (0.5, -1, 95), (0.5, 0.03, 100)])
+def test_a_promise_that_is_none_is_refused(values):
+    with pytest.raises(ConfigError):
+        Promise(*values)
+
+
+# Who is let in.
+
+
+def test_an_idle_server_lets_anyone_in_and_keeps_time():
+    outcomes = serve(make_policy(), [Arrival(0.0, ask("a", 3000)), Arrival(9.0, ask("b", 4000))])
+    assert all(outcome.refusal is None for outcome in outcomes.values())
+    assert all(outcome.ttft < PROMISE.ttft for outcome in outcomes.values())
+
+
+def test_a_prompt_too_long_for_the_promise_is_served_all_the_same():
+    (outcome,) = serve(make_policy(), [Arrival(0.0, ask("long", 15_000))]).values()
+    assert outcome.refusal is None and outcome.num_tokens == 100
+    assert outcome.ttft > PROMISE.ttft
+
+
+def test_of_a_burst_those_are_let_in_who_can_be_served_in_time():
+    burst = [Arrival(i / 1000, ask(f"r{i}", 800)) for i in range(200)]
+    outcomes = serve(make_policy(), burst).values()
+    served = [outcome for outcome in outcomes if outcome.refusal is None]
+    late = [outcome for outcome in served if outcome.ttft > PROMISE.ttft]
+    assert len(served) >= 5
+    assert len(late) <= 17, "the allowance, and no more"
+    refused = [outcome.refusal for outcome in outcomes if outcome.refusal is not None]
+    assert {refusal.reason for refusal in refused} == {"late"}
+    assert all(refusal.retry_after >= 1 for refusal in refused)
+
+
+@pytest.mark.parametrize("policy", [make_policy(max_queue=5), NoPromise(max_queue=5)])
+def test_the_queue_is_bounded(policy):
+    arrivals = [Arrival(0.0, ask(f"r{i}", 3000, service_class="batch")) for i in range(40)]
+    outcomes = serve(policy, arrivals).values()
+    refusals = [outcome.refusal for outcome in outcomes if outcome.refusal is not None]
+    assert len(refusals) == 35
+    assert {refusal.reason for refusal in refusals} == {"full"}
+    assert policy.report().refused == {"full": 35}
+
+
+@pytest.mark.parametrize("policy", [make_policy(max_tokens_cap=7), NoPromise(max_tokens_cap=7)])
+def test_no_answer_is_longer_than_the_cap(policy):
+    arrivals = [Arrival(0.0, ask("a", 10, 100)), Arrival(0.0, ask("b", 10, 3))]
+    outcomes = serve(policy, arrivals)
+    assert (outcomes["a"].num_tokens, outcomes["b"].num_tokens) == (7, 3)
+
+
+# Coming again.
+
+
+def test_who_comes_again_when_told_to_is_served():
+    """A burst at three times the capacity for 20 s on top of a steady load; refused clients wait
+    exactly as long as they were told, most of them are let in then and get their token in time."""
+    draw = random.Random(5)
+    burst = [
+        Arrival(at, dataclasses.replace(arrival.request, request_id=f"first-{i}"))
+        for i, arrival in enumerate(poisson(REFERENCE, 200, 9.0, seed=5))
+        if (at := arrival.at) < 22
+    ]
+    tail = [
+        Arrival(22 + arrival.at, dataclasses.replace(arrival.request, request_id=f"tail-{i}"))
+        for i, arrival in enumerate(poisson(REFERENCE, 100, 1.5, seed=6))
+    ]
+    policy = make_policy()
+    clock = VirtualClock()
+    scheduler = make_scheduler(policy, clock)
+    tries = Again(scheduler, clock, draw)
+    tries.run([*burst, *tail])
+    assert tries.num_refused >= 20
+    assert tries.num_let_in >= 0.9 * tries.num_refused
+    assert tries.num_in_time >= 0.9 * tries.num_let_in
+
+
+class Again:
+    """Clients that honour Retry-After, once."""
+
+    def __init__(self, scheduler, clock, draw) -> None:
+        self.scheduler, self.clock = scheduler, clock
+        self.num_refused = self.num_let_in = self.num_in_time = 0
+
+    def run(self, arrivals) -> None:
+        import heapq
+
+        from jaxserve.sequence import Drawn
+        from jaxserve.simulate import SimulatedDevice
+
+        device = SimulatedDevice(ROOFLINE)
+        queue = [(a.at, i, a.request, False) for i, a in enumerate(arrivals)]
+        heapq.heapify(queue)
+        again: dict[str, float] = {}
+        while queue or self.scheduler.has_work:
+            if not self.scheduler.has_work:
+                self.clock.now = max(self.clock.now, queue[0][0])
+            while queue and queue[0][0] <= self.clock.now:
+                at, i, request, is_second = heapq.heappop(queue)
+                refusal = self.scheduler.add(request, arrived=at)
+                self.num_refused += refusal is not None and not is_second
+                self.num_let_in += refusal is None and is_second
+                if refusal is None and is_second:
+                    again[request.request_id] = at
+                if refusal is not None and not is_second:
+                    heapq.heappush(queue, (at + refusal.retry_after, i, request, True))
+            spans = self.scheduler.schedule()
+            seconds = device.seconds(spans)
+            self.clock.now += seconds
+            self.scheduler.policy.observe_step(spans, seconds)
+            for event in self.scheduler.commit(spans, [Drawn(1)] * len(spans)):
+                at = again.pop(event.request_id, None)
+                if at is not None:
+                    self.num_in_time += self.clock.now - at < PROMISE.ttft
+
+
+# Among others.
+
+
+def test_a_flood_of_one_tenant_makes_that_tenant_late_and_nobody_else():
+    flood = [Arrival(i / 12, ask(f"f{i}", 1500, tenant="flood")) for i in range(360)]
+    quiet = [Arrival(1 + i, ask(f"q{i}", 1500, tenant="quiet")) for i in range(28)]
+    outcomes = serve(make_policy(), [*flood, *quiet])
+    mine = [outcome for name, outcome in outcomes.items() if name[0] == "q"]
+    theirs = [outcome for name, outcome in outcomes.items() if name[0] == "f"]
+    in_time = [sum(outcome.ttft < PROMISE.ttft for outcome in some) for some in (mine, theirs)]
+    assert in_time[0] > 0.7 * len(mine), "rows are short, too: some find none free in time"
+    assert in_time[1] < 0.5 * len(theirs)
+    assert all(outcome.ttft < PROMISE.ttft for outcome in mine if outcome.refusal is None)
+
+
+def test_a_long_prompt_is_not_starved_by_a_stream_of_short_ones():
+    short = [Arrival(i / 12, ask(f"s{i}", 800, 20)) for i in range(1000)]
+    outcomes = serve(make_policy(), [Arrival(0.5, ask("long", 15_000, 1)), *short])
+    long = outcomes["long"]
+    assert long.refusal is None
+    assert long.ttft < 40, "a quarter of each step, once it has waited 10 x TTFT"
+
+
+def test_the_batch_class_takes_what_is_left_over_and_delays_nobody():
+    interactive = [Arrival(i / 2, ask(f"i{i}", 1500, 100)) for i in range(60)]
+    batch = [Arrival(0.0, ask(f"b{i}", 2000, 200, service_class="batch")) for i in range(40)]
+    outcomes = serve(make_policy(), [*interactive, *batch])
+    alone = serve(make_policy(), interactive)
+    assert all(outcome.refusal is None for outcome in outcomes.values())
+    for name in alone:
+        assert outcomes[name].ttft < PROMISE.ttft
+        assert outcomes[name].tpot < PROMISE.tpot
+    ends = sorted(o.last for name, o in outcomes.items() if name[0] == "b")
+    assert ends[len(ends) // 2] < 30, "it does get its share of an idle device"
+
+
+def test_interactive_requests_push_the_batch_class_out_when_rows_are_short():
+    batch = [Arrival(0.0, ask(f"b{i}", 100, 400, service_class="batch")) for i in range(8)]
+    interactive = [Arrival(1.0 + i / 100, ask(f"i{i}", 100, 50)) for i in range(8)]
+    for policy in (make_policy(), NoPromise()):
+        outcomes = serve(policy, [*batch, *interactive], max_rows=8)
+        assert all(o.num_tokens == o.arrival.request.sampling.max_tokens for o in outcomes.values())
+        assert max(outcomes[f"i{i}"].ttft for i in range(8)) < PROMISE.ttft
+
+
+def test_the_batch_class_loses_its_pages_first():
+    first = [Arrival(0.0, ask("i", 100, 150)), Arrival(0.0, ask("j", 100, 150))]
+    batch = [Arrival(0.2, ask("b", 100, 100, service_class="batch"))]
+    outcomes = serve(NoPromise(), [*first, *batch], num_pages=34)
+    assert outcomes["i"].last < outcomes["b"].last and outcomes["j"].last < outcomes["b"].last
+
+
+def test_a_deadline_that_passes_ends_a_request_and_frees_what_it_held():
+    outcomes = serve(NoPromise(), [Arrival(0.0, ask("a", 100, 1000, deadline=1.0))])
+    assert 20 < outcomes["a"].num_tokens < 1000
+    assert outcomes["a"].last < 1.1
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_at_once():
+    outcomes = serve(make_policy(), [Arrival(0.0, ask("a", 8000, 10, deadline=0.3))])
+    assert outcomes["a"].refusal.reason == "deadline"
