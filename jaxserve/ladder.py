@@ -11,7 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 DEPTH = 16.0
-"""Misses that may come in a row, beyond the allowed share, before the allowance is spent."""
+"""Misses left at which there is no pressure."""
+FIRST = 4.0
+"""Misses that are allowed before any request has kept its promise."""
+MOST = 24.0
+"""Misses that can be saved up: a calm hour must not pay for a minute of chaos."""
 PRUDENCE = 0.97
 """Share of the allowance that is ever spent: the rest covers the chance of the moment."""
 
@@ -32,11 +36,11 @@ class MissAllowance:
         share: of the requests, that may miss.
         """
         self._share = share * PRUDENCE
-        self.left = DEPTH
+        self.left = FIRST
 
     def count(self, missed: bool) -> None:
         """A request has kept its promise, or missed it."""
-        self.left = max(-DEPTH, min(DEPTH, self.left + self._share - missed))
+        self.left = max(-MOST, min(MOST, self.left + self._share - missed))
 
 
 class Ladder:

@@ -20,6 +20,9 @@ STRETCH = 2.0
 """Times the TPOT that a step may take at most."""
 SHORT_ANSWER = 60
 """Tokens. In the reference workload 96 answers in 100 are longer."""
+PREFILL_SHARE = 0.5
+"""Of a step, that decodes leave to prompts if they need it. Prompts that need more than that are
+what is short: fewer running sequences would not serve them any sooner."""
 LEAST_PREFILL = 16
 """Prompt tokens that every step has room for, whatever the model says: so that a model that is
 wrong can find out."""
@@ -79,7 +82,8 @@ class Pace:
         return min(most, max(LEAST_PREFILL, fitting))
 
     def running_limit(self, context: float, prompt_per_output: float, most: int) -> int:
-        """The most sequences that can run while as many prompt tokens are computed as come in.
+        """The most sequences that can run beside the least prefill that must go on: as many prompt
+        tokens as come in, but no more than `PREFILL_SHARE` of a step has room for.
 
         Args:
             context: tokens a sequence holds, on average.
@@ -87,9 +91,12 @@ class Pace:
             most: never more than this.
         """
 
+        reserved = PREFILL_SHARE * self.calm / self.model.prompt_seconds(round(context / 2), 1)
+
         def fits(rows: int) -> bool:
             decodes = Decodes(rows, round(rows * context))
-            return self.step_seconds(decodes, rows * prompt_per_output, context / 2) <= self.calm
+            prefill = min(rows * prompt_per_output, reserved)
+            return self.step_seconds(decodes, prefill, context / 2) <= self.calm
 
         return max(1, largest(fits, most))
 

@@ -1,23 +1,24 @@
 """When to come again: a queue outside the server.
 
-Who is refused is told a time, and each gets a time of its own: the next one when the work promised
-to those before it will be done. Whoever comes again at its time is known by its prompt and finds
-the work it was promised kept free. How much is kept free depends on how many do come again.
+Who is refused is told a time, and no more are told to come in any second than the server has time
+for. Whoever comes again at its time is known by its prompt and finds the work it was promised kept
+free. How much is kept free depends on how many do come again.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 
 from jaxserve.request import Request
 
-FILL = 0.8
-"""Share of the server's speed that is promised to returning clients: others come, too."""
+FILL = 0.5
+"""Of each second, for returning clients: others come, too."""
 GRACE = 5.0
 """Seconds after its time until a place is given away."""
-LONGEST = 120.0
+LONGEST = 120
 """Nobody is told to wait longer than this, in seconds."""
 MEMORY = 50
 """Places after which what one did counts for about a third."""
@@ -48,8 +49,8 @@ class Places:
     def __init__(self) -> None:
         self.returning = 1.0
         self._places: dict[int, Place] = {}
-        self._order: deque[tuple[float, int]] = deque()
-        self._horizon = 0.0
+        self._order: list[tuple[float, int]] = []
+        self._calendar: dict[int, float] = {}
 
     def reserve(self, request: Request, now: float, *, earliest: float, work: float) -> float:
         """Give a refused request a place.
@@ -63,13 +64,19 @@ class Places:
         Returns:
             Seconds to wait: a whole number, as HTTP has it.
         """
-        self._horizon = max(self._horizon, now + earliest) + work * self.returning / FILL
-        wait = float(math.ceil(min(LONGEST, max(1.0, self._horizon - now))))
-        self._horizon = min(self._horizon, now + LONGEST)
+        first = max(1, math.ceil(earliest))
+        wait = next((w for w in range(first, LONGEST) if self._has_time(now + w, work)), LONGEST)
+        second = int(now + wait)
+        self._calendar[second] = self._calendar.get(second, 0.0) + work * self.returning
         key = _key(request)
         self._places[key] = Place(now + wait, work, request.tenant)
-        self._order.append((now + wait, key))
-        return wait
+        insort(self._order, (now + wait, key))
+        return float(wait)
+
+    def _has_time(self, at: float, work: float) -> bool:
+        """Whether so much work can still be promised to somebody who comes then."""
+        taken = self._calendar.get(int(at), 0.0)
+        return taken == 0.0 or taken + work * self.returning <= FILL
 
     def claim(self, request: Request, now: float) -> bool:
         """Whether this request was told to come now. Its place is then taken."""
@@ -85,20 +92,22 @@ class Places:
         self._expire(now)
         found = []
         for due, key in self._order:
-            if due > now + window + 1.0:  # times are rounded up, so nearly in order
+            if due > now + window:
                 break
             place = self._places.get(key)
-            if place is not None and place.due <= now + window:
+            if place is not None and place.due == due:
                 found.append(place)
         return found
 
     def _expire(self, now: float) -> None:
-        while self._order and self._order[0][0] < now - GRACE:
-            due, key = self._order.popleft()
+        num_old = bisect_left(self._order, (now - GRACE, 0))
+        for due, key in self._order[:num_old]:
+            self._calendar.pop(int(due), None)
             place = self._places.get(key)
             if place is not None and place.due == due:
                 del self._places[key]
                 self._learn(0.0)
+        del self._order[:num_old]
 
     def _learn(self, returned: float) -> None:
         self.returning += (returned - self.returning) / MEMORY

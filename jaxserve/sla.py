@@ -5,8 +5,8 @@ within TPOT on average. Plain Python; the scheduler asks, this answers.
 to every step (`step_time`). Everything below is arithmetic on it.
 
 **How many run** (`pace`): the most sequences for which a step that decodes all of them, their keys
-and values read, and prefills as many prompt tokens as come in meanwhile, stays below TPOT. Not
-memory: with pages for 300 sequences and time for 50, the 300 would all be slow.
+and values read, and prefills as many prompt tokens as come in meanwhile (up to half a step), stays
+below TPOT. Not memory: with pages for 300 sequences and time for 80, the 300 would all be slow.
 
 **How much prefill a step carries**: what TPOT leaves beside the decodes. When that would make a
 prompt late, and quick steps have saved time before, a step may take longer. TPOT is a request's
@@ -61,9 +61,16 @@ SHORT_OF_ROWS = 0.9
 they would not."""
 SHORTEST_CUT = 64
 """Answers are never cut below this many tokens on the second rung."""
-CROWDED = 0.1
+CROWDED = 0.15
 """Of the allowed misses: from here on the server counts as crowded, if that share of them was not
 due to a prompt's own length."""
+KEPT = 0.8
+"""Of the promised TTFT, at most, is kept for a client told to come again: no set of prompts could
+hold more."""
+CAUTION = 0.01
+"""Of the promised TTFT, per miss: the less of the allowance is left below `RESERVE`, the later a
+newcomer's first token is expected. So misses that nobody predicted are made good."""
+RESERVE = 2.0
 CROWD_MEMORY = 300
 """Requests over which that is measured."""
 MESSAGES: Mapping[RefusalReason, str] = {
@@ -74,15 +81,7 @@ MESSAGES: Mapping[RefusalReason, str] = {
 
 
 class Promised:
-    """The policy that keeps a promise.
-
-    Attributes:
-        promise: to keep.
-        running_limit: sequences that may run.
-        refusals: so far, by reason.
-        ladder: what is being done about the pressure.
-        pace: step times.
-    """
+    """The policy that keeps a promise."""
 
     def __init__(
         self,
@@ -130,7 +129,8 @@ class Promised:
             )
         if sequence.is_batch:
             return None
-        outlook = look(load, self.pace, self.promise.ttft, now + self._in_flight)
+        caution = CAUTION * self.promise.ttft * max(0.0, RESERVE - self._ttft_left.left)
+        outlook = look(load, self.pace, self.promise.ttft, now + self._in_flight + caution)
         returning = self._places.claim(sequence.request, now)
         places = [] if returning else self._kept_places(now)
         slot_seconds = self._slot_seconds(load, sequence.request.tenant, places, now)
@@ -149,7 +149,10 @@ class Promised:
         if self._is_hopeless(sequence) and self._crowding < self._crowded:
             return None
         self._move(len(after.late) + (newcomer in after.beyond))
-        if self.ladder.rung < len(RUNGS) - 1 or (returning and ready < due):
+        if self.ladder.rung < len(RUNGS) - 1:
+            return None
+        # Who was told to come now is let in, even if the others make it late, within reason.
+        if returning and ready - work < due + self.promise.ttft:
             return None
         if slot_seconds:
             work = max(work, 1 / self._drain.rate(now))
@@ -186,8 +189,7 @@ class Promised:
             room = self.pace.prefill_tokens(decodes, start, seconds, outlook.most)
         used = min(room, sum(sequence.num_pending for sequence in prompts))
         self._in_flight = self.pace.step_seconds(decodes, used, start)
-        patience = PATIENCE * self.promise.ttft
-        starving = any(now - sequence.arrived > patience for sequence in prompts)
+        starving = any(self._has_waited(sequence, now) for sequence in prompts)
         return Allowance(
             running_limit=self.running_limit,
             prefill_tokens=room,
@@ -201,10 +203,9 @@ class Promised:
             return (4.0, sequence.arrived)
         if sequence.first_token is not None:
             return (-2.0, sequence.arrived)  # preempted: its stream stands still
-        waited = now - sequence.arrived
         if sequence.slot < 0 and sequence.request.tenant in self._greedy:
             return (3.0, sequence.arrived)
-        if sequence.slot < 0 and waited > PATIENCE * self.promise.ttft:
+        if sequence.slot < 0 and self._has_waited(sequence, now):
             return (-1.0, sequence.arrived)
         return self._order.get(sequence, (3.0, sequence.arrived))
 
@@ -243,6 +244,9 @@ class Promised:
             step_factors=dict(zip(TERMS, self.pace.model.factors, strict=True)),
         )
 
+    def _has_waited(self, sequence: Sequence, now: float) -> bool:
+        return now - sequence.arrived > PATIENCE * self.promise.ttft
+
     def _is_hopeless(self, sequence: Sequence) -> bool:
         """Whether its prompt would be late even on an idle server."""
         cached = sequence.num_prompt - sequence.num_uncached
@@ -268,7 +272,7 @@ class Promised:
         """The work kept for those who were told to come about now, as far as they do come."""
         ttft, share = self.promise.ttft, self._places.returning
         return [
-            Prompt(place, place.due + ttft, place.work * share, place.tenant)
+            Prompt(place, place.due + ttft, min(place.work, KEPT * ttft) * share, place.tenant)
             for place in self._places.due(now, ttft)
         ]
 

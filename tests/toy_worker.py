@@ -36,7 +36,7 @@ from jaxserve.frames import (
 from jaxserve.request import Request, TokenEvent
 
 EOS = 256
-DIE, HANG, FAIL, ERROR, SLOW = range(290, 295)
+DIE, HANG, FAIL, ERROR, SLOW, BUSY, OVERDUE = range(290, 297)
 VOCAB_SIZE = 300
 HEARTBEAT = 0.05
 SLOW_SECONDS = 0.05
@@ -133,6 +133,23 @@ class ToyWorker:
                 return TokenEvent(name, None, finish_reason="error", message="the toy refuses")
             case 294:
                 time.sleep(SLOW_SECONDS)
+            case 295:
+                return TokenEvent(
+                    sequence.request.request_id,
+                    None,
+                    finish_reason="abort",
+                    message="the toy is busy",
+                    refusal="late",
+                    retry_after=7.0,
+                )
+            case 296:
+                return TokenEvent(
+                    sequence.request.request_id,
+                    None,
+                    finish_reason="abort",
+                    message="the deadline of 1 s has passed",
+                    refusal="deadline",
+                )
         return None
 
     def stats(self) -> Stats:
