@@ -186,7 +186,7 @@ def test_the_server_does_not_retry_what_can_only_fail_again(caplog):
     assert "failed to start: no such model" in lines[-1]
 
 
-@pytest.mark.parametrize("longest_step, survives", [(0.0, False), (0.1, True)])
+@pytest.mark.parametrize("longest_step, survives", [(0.0, False), (1.0, True)])
 def test_a_worker_whose_steps_are_long_is_not_taken_for_one_that_hangs(longest_step, survives):
     flags = ("--step-seconds", "0.4", "--longest-step", str(longest_step))
     with running_server(*flags, heartbeat_timeout=0.1) as server:
