@@ -21,7 +21,8 @@ of it, will be late. If nobody is, it is let in. If somebody is, that is a miss,
 allows some: one in twenty at the 95th percentile. As long as the allowance lasts (`ladder`), the
 newcomer is let in; once it is spent it is refused at once, with a time to come again that keeps a
 place for it (`retry`). Nobody waits in vain. A prompt too long to be ready in time on an idle
-server is let in while the others keep their time: refusing it for ever would help nobody.
+server is let in while the others keep their time and its turn comes soon: refusing it for ever
+would help nobody.
 
 **The ladder**: the more of the allowance is spent, the more is done: (1) fewer run, if TPOT is
 what suffers, (2) new answers are cut to the length that most recent ones stayed below, if rows are
@@ -146,13 +147,14 @@ class Promised:
             return self._refuse("deadline", sequence, now, work, 1.0)
         if newcomer in after.early and len(after.late) <= len(before.late):
             return None
-        if self._is_hopeless(sequence) and self._crowding < self._crowded:
+        turn_comes = ready - work
+        if self._is_hopeless(sequence) and self._crowding < self._crowded and turn_comes < due:
             return None
         self._move(len(after.late) + (newcomer in after.beyond))
         if self.ladder.rung < len(RUNGS) - 1:
             return None
         # Who was told to come now is let in, even if the others make it late, within reason.
-        if returning and ready - work < due + self.promise.ttft:
+        if returning and turn_comes < due + self.promise.ttft:
             return None
         if slot_seconds:
             work = max(work, 1 / self._drain.rate(now))

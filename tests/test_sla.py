@@ -100,6 +100,15 @@ def test_a_prompt_too_long_for_the_promise_is_served_all_the_same():
     assert outcome.ttft > PROMISE.ttft
 
 
+def test_a_server_too_slow_for_every_prompt_serves_a_few_and_refuses_the_rest():
+    slow = dataclasses.replace(PROMISE, ttft=0.05)
+    burst = [Arrival(i / 1000, ask(f"r{i}", 1500)) for i in range(60)]
+    outcomes = serve(make_policy(slow), burst).values()
+    served = [outcome for outcome in outcomes if outcome.refusal is None]
+    assert 1 <= len(served) <= 10
+    assert max(outcome.ttft for outcome in served) < 2
+
+
 def test_of_a_burst_those_are_let_in_who_can_be_served_in_time():
     burst = [Arrival(i / 1000, ask(f"r{i}", 800)) for i in range(200)]
     outcomes = serve(make_policy(), burst).values()
