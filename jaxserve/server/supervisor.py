@@ -109,9 +109,7 @@ class Supervisor:
     async def _spawn(self, path: str, connected: Connected) -> tuple[bool, str]:
         try:
             # A session of its own: Ctrl-C is for the server, which lets running requests finish.
-            process = await asyncio.create_subprocess_exec(
-                *self._command, "--socket", path, start_new_session=True
-            )
+            process = await start_process([*self._command, "--socket", path])
         except OSError as error:
             return False, f"{self._command[0]} cannot be started: {error}"
         exited = asyncio.create_task(process.wait())
@@ -129,7 +127,12 @@ class Supervisor:
             await asyncio.wait({exited}, timeout=self._patience.stop_timeout)
             return was_ready, self._client.failed or describe_exit(process.returncode)
         finally:
-            await self._end(process, exited)
+            ending = asyncio.ensure_future(self._end(process, exited))
+            try:
+                await asyncio.shield(ending)
+            except asyncio.CancelledError:
+                await ending  # a stop must not leave half-ended what was ending anyway
+                raise
 
     async def _converse(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -167,6 +170,21 @@ class Supervisor:
                 send_signal(process, number)
                 await asyncio.wait({exited}, timeout=self._patience.stop_timeout)
         await exited
+
+
+async def start_process(command: list[str]) -> Process:
+    """Start a process in a session of its own. Cancelled meanwhile, it leaves none behind."""
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(*command, start_new_session=True)
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        with contextlib.suppress(OSError):
+            process = await starting
+            send_signal(process, signal.SIGKILL)
+            await process.wait()
+        raise
 
 
 def send_signal(process: Process, number: signal.Signals) -> None:
