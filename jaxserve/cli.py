@@ -31,7 +31,7 @@ from jaxserve.plan import find_model, make_plan
 from jaxserve.plan.chart import write_chart
 from jaxserve.plan.table import print_plan
 from jaxserve.roofline import Roofline, model_shape
-from jaxserve.simulate import MIXES, POLICIES, Bench, compare, read_trace
+from jaxserve.simulate import MIXES, Bench, compare, read_trace
 from jaxserve.simulate.chart import write_chart as write_load_chart
 from jaxserve.simulate.report import report
 from jaxserve.study_flags import add_plan, add_simulate
@@ -199,7 +199,7 @@ def run_simulate(flags: argparse.Namespace) -> int:
     )
     comparison = compare(
         bench,
-        POLICIES,
+        flags.policies,
         loads=flags.loads,
         capacity=flags.capacity,
         progress=lambda line: print(line, file=sys.stderr),

@@ -14,7 +14,7 @@ DEPTH = 16.0
 """Misses left at which there is no pressure."""
 FIRST = 4.0
 """Misses that are allowed before any request has kept its promise."""
-MOST = 24.0
+MOST = 16.0
 """Misses that can be saved up: a calm hour must not pay for a minute of chaos."""
 PRUDENCE = 0.97
 """Share of the allowance that is ever spent: the rest covers the chance of the moment."""

@@ -54,7 +54,8 @@ PATIENCE = 10.0
 FEWER = 0.85
 """The running limit is multiplied by this on the first rung."""
 LIMIT_PERIOD = 0.25
-"""Seconds between two looks at the running limit."""
+LIMIT_STEP = 0.99
+"""The running limit is looked at every so many seconds, and falls to no less than that."""
 MIX_SECONDS = 30.0
 """Over which the proportion of prompt to output tokens is measured."""
 SHORT_OF_ROWS = 0.9
@@ -104,7 +105,7 @@ class Promised:
         self.pace = Pace(model, promise.tpot)
         self.ladder = Ladder()
         self.refusals: Counter[RefusalReason] = Counter()
-        self.running_limit = 1 << 30
+        self.running_limit = 1
         self._max_queue = max_queue
         self._max_tokens_cap = max_tokens_cap
         share = 1 - promise.percentile / 100
@@ -268,7 +269,10 @@ class Promised:
         limit = self.pace.running_limit(self._context, ratio, load.max_rows)
         # Where first tokens are what is late, fewer running would only lengthen the queue.
         too_slow = self.ladder.rung > 0 and self._tpot_left.left < self._ttft_left.left
-        self.running_limit = max(1, round(limit * FEWER)) if too_slow else limit
+        wanted = max(1, round(limit * FEWER)) if too_slow else limit
+        # Those who wait were let in with the old limit in mind: it falls little by little.
+        gently = math.ceil(self.running_limit * LIMIT_STEP) - 1
+        self.running_limit = max(wanted, min(self.running_limit, max(1, gently)))
 
     def _kept_places(self, now: float) -> list[Prompt]:
         """The work kept for those who were told to come about now, as far as they do come."""

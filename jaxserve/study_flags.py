@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from jaxserve.cards import CARDS, ITEMSIZE
 from jaxserve.flags import Parser, default, fraction, milliseconds, natural, positive, scaled
 from jaxserve.plan import PLAN_MODELS
-from jaxserve.simulate import MIXES
+from jaxserve.simulate import MIXES, POLICIES
+from jaxserve.simulate.policies import MakePolicy
 from jaxserve.workload import Workload
 
 
@@ -35,6 +37,13 @@ def add_simulate(simulate: Parser) -> None:
         "--requests", type=positive, default=3000, metavar="N", help="of each simulation"
     )
     setting.add_argument(
+        "--policies",
+        type=policies,
+        default=",".join(POLICIES),
+        metavar="NAME,NAME,...",
+        help="to compare",
+    )
+    setting.add_argument(
         "--loads",
         type=multiples,
         default="0.5,1,1.5,2,3",
@@ -57,6 +66,14 @@ def add_simulate(simulate: Parser) -> None:
 def multiples(text: str) -> tuple[float, ...]:
     """Numbers above 0, with commas between them."""
     return tuple(scaled(1.0)(part) for part in text.split(","))
+
+
+def policies(text: str) -> dict[str, MakePolicy]:
+    """Names of policies, with commas between them."""
+    unknown = set(text.split(",")) - set(POLICIES)
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{min(unknown)!r} is not one of {', '.join(POLICIES)}")
+    return {name: POLICIES[name] for name in text.split(",")}
 
 
 def _add_device(command: Parser) -> None:

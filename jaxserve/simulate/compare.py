@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from jaxserve.errors import ConfigError
 from jaxserve.simulate.bench import Bench, find_capacity
 from jaxserve.simulate.measure import Measured
 from jaxserve.simulate.policies import MakePolicy
@@ -59,6 +60,8 @@ def compare(
         for name, make_policy in policies.items():
             progress(f"{bench.mix.name}: the capacity of {name}")
             capacities[name] = find_capacity(bench, make_policy)
+        if REFERENCE_POLICY not in capacities:
+            raise ConfigError(f"without {REFERENCE_POLICY} among the policies give --capacity")
         capacity = capacities[REFERENCE_POLICY]
     else:
         capacities[REFERENCE_POLICY] = capacity
