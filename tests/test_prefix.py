@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from toy_scheduling import PAGE, ToyEngine, tokens_alone
 
 from jaxserve.request import Request, SamplingParams
@@ -137,57 +135,3 @@ def test_cached_pages_are_evicted_oldest_use_first_and_from_the_end_of_a_prefix(
     assert pool.num_live == 0 and pool.num_free == 12
     assert run(engine, ask("new again", new, max_tokens=1)) == {"new again": 15}
     assert run(engine, ask("old again", old, max_tokens=1))["old again"] < 15
-
-
-COMMANDS = st.lists(
-    st.one_of(
-        st.tuples(st.just("add"), st.integers(0, 3), st.integers(0, 30), st.integers(1, 16)),
-        st.tuples(st.just("abort"), st.integers(0, 60), st.just(0), st.just(0)),
-        st.tuples(st.just("step"), st.integers(1, 6), st.just(0), st.just(0)),
-    ),
-    max_size=60,
-)
-
-
-@settings(max_examples=250, deadline=None)
-@given(
-    commands=COMMANDS,
-    num_pages=st.integers(13, 40),
-    budget=st.integers(8, 40),
-    look_ahead=st.booleans(),
-    prefix_reuse=st.booleans(),
-    swap_pages=st.sampled_from([0, 0, 9, 100]),
-    slack=st.integers(0, 1),
-)
-def test_whatever_comes_and_goes_everyone_gets_the_tokens_they_would_get_alone(
-    commands, num_pages, budget, look_ahead, prefix_reuse, swap_pages, slack
-):
-    engine = ToyEngine(
-        num_pages=num_pages,
-        token_budget=budget,
-        look_ahead=look_ahead,
-        prefix_reuse=prefix_reuse,
-        swap_pages=swap_pages,
-        admission_slack=slack,
-    )
-    requests: list[Request] = []
-    aborted: set[str] = set()
-    for kind, first, second, third in commands:
-        if kind == "add":
-            # Prompts of four kinds that share beginnings, of all lengths around page ends.
-            request = ask(f"r{len(requests)}", numbers(1 + second, start=first // 2), third)
-            requests.append(request)
-            engine.add(request)
-        elif kind == "abort" and requests:
-            name = requests[first % len(requests)].request_id
-            if engine.scheduler.abort(name):
-                aborted.add(name)
-            engine.check_conservation()
-        elif kind == "step":
-            for _ in range(first):
-                engine.step()
-    engine.drain()
-    for request in requests:
-        expected = tokens_alone(request)
-        got = engine.tokens(request.request_id)
-        assert got == (expected[: len(got)] if request.request_id in aborted else expected)

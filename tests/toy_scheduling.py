@@ -230,10 +230,13 @@ def check_conservation(scheduler: Scheduler) -> None:
     """Every page is free or held, each by as many as the pool thinks; every slot by one."""
     pool = scheduler.pool
     held = Counter(page for sequence in scheduler.running for page in sequence.pages)
-    assert pool.num_free + pool.num_live == pool.num_total
-    assert pool.num_live == len(held)
-    assert all(count == pool.num_holders(page) for page, count in held.items())
-    assert all(1 <= page <= pool.num_total for page in held)
+    everywhere = range(1, pool.num_total + 1)
+    assert set(held) <= set(everywhere)
+    assert all(held[page] == pool.num_holders(page) for page in everywhere)
+    cached = {page for page in everywhere if pool.is_cached(page)}
+    assert not cached & set(held)
+    assert pool.num_cached == len(cached)
+    assert pool.num_free + len(held) == pool.num_total
     slots = {sequence.slot for sequence in scheduler.running}
     assert len(slots) == len(scheduler.running) <= scheduler.max_rows
     assert slots <= set(range(scheduler.max_rows))
