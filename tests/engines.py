@@ -86,6 +86,7 @@ def make_engine(
     look_ahead: bool = True,
     fill: float = 0.0,
     swap_pages: int = 0,
+    prefix_reuse: bool = True,
 ) -> Engine:
     """An engine on a tiny checkpoint. Executables are shared between engines of a shape.
 
@@ -94,6 +95,7 @@ def make_engine(
         token_budget: of the scheduler; the compiled ladder goes up to 64.
         fill: what the cache holds at first.
         swap_pages: room for preempted sequences in host memory.
+        prefix_reuse: sequences that begin alike share pages.
     """
     loaded = tiny(name)
     executor = JaxExecutor(
@@ -105,6 +107,7 @@ def make_engine(
         max_rows=MAX_ROWS,
         token_budget=token_budget,
         max_context=MAX_CONTEXT,
+        prefix_reuse=prefix_reuse,
         swap=SwapSpace(pool, swap_pages, SwapCost(0.0, 1.0)),
     )
     return Engine(scheduler, executor, look_ahead=look_ahead)

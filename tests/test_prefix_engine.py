@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
+from crowd import SAMPLING, Events, assert_same, both_loops
+from crowd import serve as serve_all
 from engines import NUM_PAGES, drain, make_engine, request
+
+from jaxserve.request import Request
 
 FAMILY = "llama-untied"
 PROMPT = [int(t) for t in np.random.default_rng(3).integers(3, 320, 80)]
@@ -61,3 +67,50 @@ def test_pages_left_by_an_abort_or_a_stop_token_serve_the_next_request():
     drain(engine)
     tokens, _, cached = serve(engine, "after", PROMPT[:40], 20)
     assert (tokens, cached) == (fresh, 39)
+
+
+def related_requests() -> list[Request]:
+    """Prompts that begin alike, samples of one prompt, greedy and seeded."""
+    lengths = (33, 40, 48, 48, 48, 70)
+    hot = {**SAMPLING, "seed": 7}
+    return [
+        request(f"r{i}", [*PROMPT[:length], *range(9, 9 + i % 2)], 44, **(hot if i % 3 else {}))
+        for i, length in enumerate(lengths)
+    ]
+
+
+@functools.cache
+def each_alone() -> Events:
+    events: Events = {}
+    for each in related_requests():
+        engine = make_engine(FAMILY, prefix_reuse=False, look_ahead=False)
+        events |= serve_all(engine, [each])
+    return events
+
+
+WAYS = {
+    "enough pages": {},
+    "recomputed": {"usable_pages": 10},
+    "swapped": {"usable_pages": 10, "swap_pages": 99},
+}
+
+
+@both_loops
+@pytest.mark.parametrize("token_budget", [9, 64])
+@pytest.mark.parametrize("prefix_reuse", [True, False], ids=["cached", "uncached"])
+@pytest.mark.parametrize("way", WAYS)
+def test_answers_are_the_same_in_every_way_of_serving_them(
+    way, prefix_reuse, token_budget, look_ahead
+):
+    engine = make_engine(
+        FAMILY,
+        prefix_reuse=prefix_reuse,
+        token_budget=token_budget,
+        look_ahead=look_ahead,
+        **WAYS[way],
+    )
+    got = serve_all(engine, related_requests())
+    assert_same(got, each_alone())
+    assert any(events[0].num_cached for events in got.values()) == prefix_reuse
+    assert (engine.scheduler.num_preemptions > 0) == (way != "enough pages")
+    assert (engine.scheduler.swap.num_swaps > 0) == (way == "swapped")
