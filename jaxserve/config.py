@@ -65,6 +65,8 @@ class ServerConfig:
         max_body_bytes: larger request bodies are refused with 413.
         max_pending: most sequences accepted and unfinished; more are refused with 429.
         heartbeat_timeout: seconds without a sign of life from the worker until /health says 503.
+        shared_cache: requests of different API keys share computed prompts too. Whoever shares
+            them can tell from the time to the first token what others have asked.
     """
 
     host: str = "127.0.0.1"
@@ -74,6 +76,7 @@ class ServerConfig:
     max_body_bytes: int = 8 << 20
     max_pending: int = 1024
     heartbeat_timeout: float = 15.0
+    shared_cache: bool = False
 
 
 def encode_engine_config(config: EngineConfig) -> str:

@@ -65,7 +65,12 @@ def add_http(serve: Parser) -> None:
         default=default(ServerConfig, "heartbeat_timeout"),
         help="silence after which the engine counts as hanging and is restarted",
     )
-    http.add_argument("--access-log", action="store_true", help="log one line a request")
+    http.add_argument(
+        "--shared-cache",
+        action="store_true",
+        help="requests of different API keys share computed prompts too",
+    )
+    http.add_argument("--access-log", action="store_true", help="log a line of JSON a request")
 
 
 def add_engine(serve: Parser) -> None:

@@ -35,12 +35,14 @@ class Limits:
         max_context: most tokens, prompt and output together, of one sequence.
         max_sequences: most sequences one request may ask for.
         eos_ids: tokens that end a generation.
+        shared_cache: callers share computed prompts.
     """
 
     vocab_size: int
     max_context: int
     max_sequences: int
     eos_ids: tuple[int, ...]
+    shared_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ def plan(
         "",
         (),
         sampling,
-        cache_salt=body.cache_salt or "",
+        cache_salt=f"{'' if limits.shared_cache else caller}/{body.cache_salt or ''}",
         service_class=service_class(body),
         tenant=body.user or caller,
         deadline=deadline(body),

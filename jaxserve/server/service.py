@@ -86,6 +86,7 @@ class Service:
         if reason is not None:
             return failure(503, reason)
         if self.client.num_open + num_sequences > self.config.max_pending:
+            self.client.metrics.refused.labels("pending").inc(num_sequences)
             return failure(
                 429,
                 f"{self.client.num_open} sequences are in flight and this request adds "
@@ -114,6 +115,7 @@ class Service:
             max_context=ready.max_context,
             max_sequences=self.config.max_pending,
             eos_ids=self.model.eos_ids,
+            shared_cache=self.config.shared_cache,
         )
 
     async def prepare(self, body: bytes, *, chat: bool, caller: str = "") -> Generation:
