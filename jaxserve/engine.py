@@ -24,6 +24,9 @@ class Counters:
     Attributes:
         steps: that ran. step_tokens: that they computed, prompts and decodes.
         prompt_tokens: computed. output_tokens: drawn.
+        asked_tokens: of the prompts that got a first token. found_tokens: of them, those that
+            others had computed already.
+        rows: of the last step.
         step_seconds: duration of the last step.
         gap_seconds: that the device waited for the host although there was work.
     """
@@ -32,6 +35,9 @@ class Counters:
     step_tokens: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    asked_tokens: int = 0
+    found_tokens: int = 0
+    rows: int = 0
     step_seconds: float = 0.0
     gap_seconds: float = 0.0
 
@@ -112,8 +118,12 @@ class Engine:
     def _count(self, launched: Launched, events: list[TokenEvent]) -> None:
         counters = self.counters
         counters.steps += 1
+        counters.rows = len(launched.spans)
         counters.output_tokens += sum(event.token_id is not None for event in events)
         for span in launched.spans:
             counters.step_tokens += span.num_tokens
-            prompt = len(span.sequence.request.prompt_ids)
+            prompt = span.sequence.num_prompt
             counters.prompt_tokens += max(0, min(span.stop, prompt) - span.start)
+            if span.draws and span.stop == prompt:
+                counters.asked_tokens += prompt
+                counters.found_tokens += span.sequence.num_cached

@@ -67,6 +67,10 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", tag_field="type"):
         pages_live: held by a sequence. pages_cached: free, but their content can be reused.
         steps, prompt_tokens, output_tokens, preemptions, compilations: totals since Ready.
             `compilations` counts compilations after Ready and stays 0.
+        swaps: preemptions that kept their pages in host memory; the others recompute them.
+        asked_tokens: of prompts that got a first token. found_tokens: those that were computed
+            already, for others. Totals.
+        rows: of the last step.
         step_seconds: duration of the last step. predicted_seconds: of the one in flight.
         prediction_error: of step times, relative, on average.
         step_factors: what the device's roofline is multiplied by, by term.
@@ -74,7 +78,6 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", tag_field="type"):
         gap_seconds: that the device waited for the host: a total.
         running_limit: sequences that may run; 0 is no limit but memory.
         rung: of the degradation ladder, 0 to 3.
-        refused: requests not let in, or given up for their deadline, by reason: totals.
     """
 
     running: int = 0
@@ -86,6 +89,10 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", tag_field="type"):
     prompt_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    swaps: int = 0
+    asked_tokens: int = 0
+    found_tokens: int = 0
+    rows: int = 0
     compilations: int = 0
     step_seconds: float = 0.0
     predicted_seconds: float = 0.0
@@ -96,7 +103,6 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", tag_field="type"):
     gap_seconds: float = 0.0
     running_limit: int = 0
     rung: int = 0
-    refused: dict[str, int] = {}
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", tag_field="type"):

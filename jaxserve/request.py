@@ -74,6 +74,7 @@ class TokenEvent:
         top_logprobs: (token id, log-probability) of the likeliest tokens, likeliest first.
         finish_reason: set on a request's last event, else None.
         num_cached: on a request's first token: prompt tokens that need not be computed.
+        queued: on a request's first token: seconds from its arrival until it was admitted.
         message: why, when finish_reason is "error".
         refusal: set if the request was not let in, or was given up for its deadline.
         retry_after: with it: seconds after which the request would be let in.
@@ -85,6 +86,7 @@ class TokenEvent:
     top_logprobs: tuple[tuple[int, float], ...] = field(default=())
     finish_reason: FinishReason | None = None
     num_cached: int = 0
+    queued: float = 0.0
     message: str = ""
     refusal: RefusalReason | None = None
     retry_after: float = 0.0

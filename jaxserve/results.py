@@ -26,6 +26,7 @@ def token_event(sequence: Sequence, drawn: Drawn, reason: FinishReason | None) -
         drawn.top_logprobs,
         reason,
         num_cached=sequence.num_cached if is_first else 0,
+        queued=sequence.admitted - sequence.arrived if is_first else 0.0,
     )
 
 

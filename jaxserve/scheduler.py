@@ -72,7 +72,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.num_preemptions = 0
         self.policy = policy or NoPromise()
-        self._clock = clock
+        self.clock = clock
         self._deadlines = Deadlines()
         self._admission_slack = admission_slack
         self._prefix = PrefixReuse(pool, enabled=prefix_reuse)
@@ -94,7 +94,7 @@ class Scheduler:
         `arrived` is when it came, by the scheduler's clock; None is now. Raises RequestError if it
         could never finish here.
         """
-        now = self._clock()
+        now = self.clock()
         request = with_limit(request, self.policy.max_tokens(request))
         check_request(request, self.max_context)
         if request.request_id in self._by_id:
@@ -113,7 +113,7 @@ class Scheduler:
 
     def expire(self) -> list[TokenEvent]:
         """Give up the sequences whose deadline has passed."""
-        for sequence in (passed := self._deadlines.passed(self._clock())):
+        for sequence in (passed := self._deadlines.passed(self.clock())):
             self._finish(sequence)
         return [overdue(sequence.request) for sequence in passed]
 
@@ -129,7 +129,7 @@ class Scheduler:
         """Choose the spans of the next step, and count them as computed."""
         spans: list[Span] = []
         preemptions = self.num_preemptions
-        now = self._clock()
+        now = self.clock()
         allowance = self.policy.plan(self.load, now)
         if allowance.decode:
             for sequence in tuple(self.running):  # the oldest first
@@ -150,6 +150,8 @@ class Scheduler:
         turn = partial(self.policy.turn, now=now)
         for sequence, num_tokens in share_out(prompts, budget, allowance, turn):
             self._place(spans, sequence, num_tokens)
+        if spans:
+            self.policy.observe_launch(spans, now)
         return tuple(spans)
 
     def take_moves(self) -> tuple[Move, ...]:
@@ -179,12 +181,12 @@ class Scheduler:
             return not_finite(sequence.request)
         sequence.tokens.append(drawn.token_id)
         if sequence.first_token is None:
-            sequence.first_token = self._clock()
+            sequence.first_token = self.clock()
             self.policy.observe_first_token(sequence, sequence.first_token)
         reason = reason_to_stop(sequence)
         if reason is not None:
             self._finish(sequence)
-            self.policy.observe_finish(sequence, self._clock())
+            self.policy.observe_finish(sequence, self.clock())
         return token_event(sequence, drawn, reason)
 
     def _admit(self, allowance: Allowance, now: float) -> list[Sequence]:
@@ -210,6 +212,7 @@ class Scheduler:
             promised += needed
             self.waiting.remove(sequence)
             sequence.slot = self._free_slots.pop()
+            sequence.admitted = sequence.admitted or now
             self.running.append(sequence)
             admitted.append(sequence)
             if sequence.num_swapped:

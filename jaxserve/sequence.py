@@ -29,6 +29,7 @@ class Sequence:
         num_cached: prompt tokens it found computed when it was first admitted.
         num_uncached: prompt tokens to compute, as it looked when it came.
         arrived: when it came, in seconds of the scheduler's clock.
+        admitted: when it was first given a slot.
         first_token: when its first token was seen; None before.
     """
 
@@ -48,6 +49,7 @@ class Sequence:
     num_cached: int = 0
     num_uncached: int = 0
     arrived: float = 0.0
+    admitted: float = 0.0
     first_token: float | None = None
 
     @property

@@ -170,6 +170,10 @@ class Worker:
             prompt_tokens=counters.prompt_tokens,
             output_tokens=counters.output_tokens,
             preemptions=scheduler.num_preemptions,
+            swaps=scheduler.swap.num_swaps,
+            asked_tokens=counters.asked_tokens,
+            found_tokens=counters.found_tokens,
+            rows=counters.rows,
             compilations=self._compilations.count,
             step_seconds=counters.step_seconds,
             predicted_seconds=report.predicted_seconds,
@@ -180,7 +184,6 @@ class Worker:
             gap_seconds=counters.gap_seconds,
             running_limit=report.running_limit,
             rung=report.rung,
-            refused={str(reason): count for reason, count in report.refused.items()},
         )
 
 

@@ -198,13 +198,27 @@ def test_a_request_id_comes_back(server):
     assert json.loads(unfit.body)["error"]["message"]
 
 
-def test_the_access_log_has_one_line_per_request_and_is_off_by_default(server, caplog):
+def test_the_access_log_has_one_line_of_json_per_request_and_is_off_by_default(server, caplog):
     assert not logging.getLogger("jaxserve.access").isEnabledFor(logging.INFO)
     with caplog.at_level(logging.INFO, logger="jaxserve.access"):
-        server.complete("ab")
+        body = {"prompt": "ab", "temperature": 0, "n": 2, "user": "ann"}
+        reply = server.post(COMPLETIONS, body, **{"X-Request-Id": "my-id-2"})
+        server.post(COMPLETIONS, b"[")
         server.request("GET", "/nothing%0Ainjected")
     lines = [r.getMessage() for r in caplog.records if r.name == "jaxserve.access"]
-    assert [line.rsplit(" ", 3)[0] for line in lines] == [
-        "POST /v1/completions 200",
-        "GET /nothing%0Ainjected 404",
-    ]
+    good, bad, strange = map(json.loads, lines)
+    assert (good["method"], good["path"], good["status"]) == ("POST", COMPLETIONS, 200)
+    assert (good["request_id"], good["client"]) == ("my-id-2", "127.0.0.1")
+    found = good["generated"]
+    assert found["answer_id"] == reply.json["id"]
+    assert (found["tenant"], found["service_class"], found["stream"]) == (
+        "ann",
+        "interactive",
+        False,
+    )
+    assert (found["choices"], found["prompt_tokens"], found["output_tokens"]) == (2, 2, 6)
+    assert found["finish_reasons"] == ["stop", "stop"]
+    assert 0 <= found["queue_seconds"] <= found["ttft_seconds"] <= good["seconds"]
+    assert found["tpot_seconds"] >= 0
+    assert bad["status"] == 400 and "generated" not in bad
+    assert (strange["path"], strange["status"]) == ("/nothing%0Ainjected", 404)

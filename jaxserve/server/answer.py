@@ -12,6 +12,7 @@ from time import perf_counter
 from aiohttp import web
 
 from jaxserve.errors import DeadlinePassed, EngineStopped, Overloaded, RequestError
+from jaxserve.server.access_log import Generated, generated
 from jaxserve.server.choice import Choice, Delta
 from jaxserve.server.client import Inbox
 from jaxserve.server.failures import INTERNAL_ERROR, detail, failure
@@ -63,7 +64,7 @@ async def generate(http: web.Request, *, chat: bool) -> web.StreamResponse:
             return refusal
         inbox = service.client.submit(generation.requests, arrived=arrived)
         try:
-            answer = Answer(service, generation, inbox)
+            answer = http[ANSWER] = Answer(service, generation, inbox)
             return await (stream(http, answer) if generation.stream else whole(answer))
         finally:
             service.client.close(inbox)
@@ -133,6 +134,14 @@ class Answer:
         first_choices = self.choices[:: self.generation.choices_per_prompt]
         cached = PromptDetails(sum(choice.num_cached for choice in first_choices))
         return Usage(num_prompt, num_output, num_prompt + num_output, cached)
+
+    def summary(self) -> Generated:
+        """What became of it so far, for the log."""
+        return generated(self.generation, self.choices, self._inbox.timelines)
+
+
+ANSWER = web.RequestKey("answer", Answer)
+"""What is being made of a request, for the log."""
 
 
 async def whole(answer: Answer) -> web.Response:

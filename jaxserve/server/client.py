@@ -8,7 +8,7 @@ handled in one go, so a slow reader costs memory in proportion to its own answer
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
@@ -38,10 +38,12 @@ class Inbox:
 
     Attributes:
         open_ids: sequences whose last event has not come.
+        timelines: of the sequences, in the order they were asked for.
     """
 
-    def __init__(self, request_ids: Sequence[str]) -> None:
-        self.open_ids = set(request_ids)
+    def __init__(self, timelines: Mapping[str, Timeline]) -> None:
+        self.open_ids = set(timelines)
+        self.timelines = tuple(timelines.values())
         self._events: list[TokenEvent] = []
         self._failure: str | None = None
         self._wake = asyncio.Event()
@@ -122,10 +124,12 @@ class WorkerClient:
         """
         if self.ready is None or self._writer is None:
             raise EngineStopped("no worker is ready")
-        inbox = Inbox([request.request_id for request in requests])
-        for request in requests:
-            self._waiters[request.request_id] = Waiter(inbox, Timeline(arrived))
-        self.metrics.submitted(arrived, perf_counter())
+        now = perf_counter()
+        timelines = {request.request_id: Timeline(arrived, now) for request in requests}
+        inbox = Inbox(timelines)
+        for name, timeline in timelines.items():
+            self._waiters[name] = Waiter(inbox, timeline)
+        self.metrics.submitted(arrived, now)
         self._writer.write(encode_frame(Submit(requests)))
         return inbox
 
@@ -195,11 +199,13 @@ class WorkerClient:
     def _dispatch(self, events: Sequence[TokenEvent]) -> None:
         now = perf_counter()
         for event in events:
+            if event.refusal is not None:
+                self.metrics.refused.labels(event.refusal).inc()
             waiter = self._waiters.get(event.request_id)
             if waiter is None:
                 continue  # aborted while the event was on its way
             if event.token_id is not None:
-                self.metrics.token(waiter.timeline, now)
+                self.metrics.token(waiter.timeline, now, event.queued)
             waiter.inbox.put(event)
             if event.finish_reason is not None:
                 self.metrics.finished(waiter.timeline)

@@ -23,6 +23,7 @@ NEXT_TOKEN_BUCKETS = (
 
 GAUGES = {
     "running": "Sequences that hold pages.",
+    "rows": "Batch size: sequences in the last step.",
     "waiting": "Sequences that wait for pages.",
     "pages_total": "Pages of the cache that can be allocated.",
     "pages_live": "Pages held by a sequence.",
@@ -38,15 +39,14 @@ COUNTERS = {
     "steps": "Steps since the worker became ready.",
     "prompt_tokens": "Prompt tokens computed.",
     "output_tokens": "Tokens generated.",
-    "preemptions": "Sequences preempted.",
+    "asked_tokens": "Tokens of prompts that got their first token.",
+    "found_tokens": "Those of them that were in the cache already.",
     "compilations": "Compilations after ready. Stays 0.",
     "step_tokens": "Tokens computed, prompts and decodes.",
     "gap_seconds": "Seconds the device waited for the host although there was work.",
 }
-LABELLED = {
-    "refused": ("reason", "Requests not let in, or given up for their deadline."),
-    "step_factor": ("term", "What the roofline's terms are multiplied by to predict a step."),
-}
+REFUSALS = ("late", "full", "deadline", "pending")
+"""Why sequences are refused: the promise, the queue, their own deadline, or --max-pending."""
 
 
 class Timeline:
@@ -54,16 +54,24 @@ class Timeline:
 
     Attributes:
         arrived: its HTTP request came in.
+        submitted: it was handed to the worker.
+        admitted: the worker let it run.
         first, last: its first and newest tokens came from the worker.
         num_tokens: so far.
     """
 
-    __slots__ = ("arrived", "first", "last", "num_tokens")
+    __slots__ = ("admitted", "arrived", "first", "last", "num_tokens", "submitted")
 
-    def __init__(self, arrived: float) -> None:
+    def __init__(self, arrived: float, submitted: float) -> None:
         self.arrived = arrived
-        self.first = self.last = 0.0
+        self.submitted = submitted
+        self.admitted = self.first = self.last = 0.0
         self.num_tokens = 0
+
+    @property
+    def per_token(self) -> float:
+        """Seconds per token after the first; 2 tokens or more must have come."""
+        return (self.last - self.first) / (self.num_tokens - 1)
 
 
 class Metrics:
@@ -73,6 +81,7 @@ class Metrics:
         worker: the worker's newest Stats; replaced whenever one comes.
         requests: finished HTTP requests by endpoint and outcome.
         broken_streams: those among them whose status said 200 and whose end was an error.
+        refused: sequences not let in, or given up for their deadline, by reason.
     """
 
     def __init__(self, *, open_sequences: Callable[[], int]) -> None:
@@ -97,6 +106,11 @@ class Metrics:
             NEXT_TOKEN_BUCKETS,
         )
         self._queue = self._histogram(
+            "jaxserve_queue_seconds",
+            "From the arrival of a request until each of its sequences was let run.",
+            FIRST_TOKEN_BUCKETS,
+        )
+        self._server_queue = self._histogram(
             "jaxserve_server_queue_seconds",
             "From the arrival of a request until its sequences were handed to the worker.",
             FIRST_TOKEN_BUCKETS,
@@ -112,6 +126,14 @@ class Metrics:
             "Streams that ended with an error event, or whose client stopped reading.",
             registry=registry,
         )
+        self.refused = Counter(
+            "jaxserve_refused",
+            "Sequences not let in, or given up for their deadline.",
+            ("reason",),
+            registry=registry,
+        )
+        for reason in REFUSALS:
+            self.refused.labels(reason)  # visible from the start
         open_gauge = Gauge(
             "jaxserve_open_sequences", "Sequences accepted and unfinished.", registry=registry
         )
@@ -131,26 +153,36 @@ class Metrics:
         yield from self._derived()
 
     def _labelled(self) -> Iterator[Metric]:
-        label, text = LABELLED["refused"]
-        refused = CounterMetricFamily("jaxserve_refused", text, labels=(label,))
-        for reason, count in self.worker.refused.items():
-            refused.add_metric((reason,), count)
-        label, text = LABELLED["step_factor"]
-        factors = GaugeMetricFamily("jaxserve_step_factor", text, labels=(label,))
-        for term, factor in self.worker.step_factors.items():
+        worker = self.worker
+        preemptions = CounterMetricFamily(
+            "jaxserve_preemptions", "Sequences that lost their pages.", labels=("way",)
+        )
+        preemptions.add_metric(("swap",), worker.swaps)
+        preemptions.add_metric(("recompute",), worker.preemptions - worker.swaps)
+        factors = GaugeMetricFamily(
+            "jaxserve_step_factor",
+            "What the roofline's terms are multiplied by to predict a step.",
+            labels=("term",),
+        )
+        for term, factor in worker.step_factors.items():
             factors.add_metric((term,), factor)
-        yield refused
+        yield preemptions
         yield factors
 
     def _derived(self) -> Iterator[Metric]:
         worker, now = self.worker, perf_counter()
-        used = worker.step_tokens / max(1, worker.steps * worker.token_budget)
-        ratio = worker.prompt_tokens / max(1, worker.output_tokens)
-        for name, text, value in (
-            ("budget_use", "Tokens computed, by those that all steps had room for.", used),
-            ("prefill_per_decode", "Prompt tokens computed by tokens generated.", ratio),
-        ):
-            yield GaugeMetricFamily(f"jaxserve_{name}", text, value=value)
+        room = worker.steps * worker.token_budget
+        for name, text, part, whole in (
+            ("budget_use", "Tokens computed, by those that all steps had room for.",
+             worker.step_tokens, room),
+            ("prefill_per_decode", "Prompt tokens computed, by tokens generated.",
+             worker.prompt_tokens, worker.output_tokens),
+            ("prefix_hit_rate", "Share of the prompts' tokens that was in the cache already.",
+             worker.found_tokens, worker.asked_tokens),
+            ("kv_use", "Share of the pages that sequences hold.",
+             worker.pages_live, worker.pages_total),
+        ):  # fmt: skip
+            yield GaugeMetricFamily(f"jaxserve_{name}", text, value=part / max(1, whole))
         for name, text, window in (
             ("ttft_p95", "p95 time to first token", self._first_window),
             ("tpot_p95", "p95 of sequences' mean time per token after it", self._per_window),
@@ -160,12 +192,15 @@ class Metrics:
             yield GaugeMetricFamily(f"jaxserve_{name}_seconds", text, value=p95)
 
     def submitted(self, arrived: float, now: float) -> None:
-        self._queue.observe(now - arrived)
+        """A request was handed to the worker."""
+        self._server_queue.observe(now - arrived)
 
-    def token(self, timeline: Timeline, now: float) -> None:
-        """A sequence got a token."""
+    def token(self, timeline: Timeline, now: float, queued: float = 0.0) -> None:
+        """A sequence got a token. `queued`: seconds it had waited in the worker, with the first."""
         if timeline.num_tokens == 0:
             timeline.first = now
+            timeline.admitted = timeline.submitted + queued
+            self._queue.observe(timeline.admitted - timeline.arrived)
             self._first_token.observe(now - timeline.arrived)
             self._first_window.add(now - timeline.arrived, now)
         else:
@@ -176,9 +211,8 @@ class Metrics:
     def finished(self, timeline: Timeline) -> None:
         """A sequence got its last token."""
         if timeline.num_tokens > 1:
-            per_token = (timeline.last - timeline.first) / (timeline.num_tokens - 1)
-            self._per_token.observe(per_token)
-            self._per_window.add(per_token, timeline.last)
+            self._per_token.observe(timeline.per_token)
+            self._per_window.add(timeline.per_token, timeline.last)
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text format."""

@@ -6,19 +6,22 @@ import asyncio
 import logging
 import re
 import secrets
+from functools import partial
 from time import perf_counter
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from jaxserve.errors import DeadlinePassed, EngineStopped, Overloaded, RequestError
+from jaxserve.server import access_log
+from jaxserve.server.answer import ANSWER
 from jaxserve.server.failures import INTERNAL_ERROR, failure, http_failure, refusal
 from jaxserve.server.service import SERVICE, ModelNotFound
 
 logger = logging.getLogger("jaxserve.server")
-access_logger = logging.getLogger("jaxserve.access")
 
 REQUEST_ID = "X-Request-Id"
+NAME = web.RequestKey("name", str)
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 CLIENT_LEFT = 499
 """What the log shows when nobody was left to answer (the number nginx uses)."""
@@ -27,8 +30,10 @@ _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 def request_id(http: web.Request) -> str:
     """The client's own id for this request if it is fit to be repeated, else a fresh one."""
-    given = http.headers.get(REQUEST_ID, "")
-    return given if _GOOD_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+    if NAME not in http:
+        given = http.headers.get(REQUEST_ID, "")
+        http[NAME] = given if _GOOD_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+    return http[NAME]
 
 
 async def add_request_id(http: web.Request, response: web.StreamResponse) -> None:
@@ -49,12 +54,21 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in GENERATING:
             counter = request.app[SERVICE].client.metrics.requests
             counter.labels(request.path, outcome(status)).inc()
-        if access_logger.isEnabledFor(logging.INFO):
-            elapsed = perf_counter() - started
-            path = request.raw_path[:200]  # still percent-encoded: one line it stays
-            access_logger.info(
-                "%s %s %d %.3f s %s", request.method, path, status, elapsed, request.remote
-            )
+        access_log.log(partial(access_line, request, status, perf_counter() - started))
+
+
+def access_line(http: web.Request, status: int, seconds: float) -> access_log.Line:
+    """What the log says of a request."""
+    answer = http.get(ANSWER)
+    return access_log.Line(
+        request_id=request_id(http),
+        method=http.method,
+        path=http.raw_path[:200],
+        status=status,
+        seconds=round(seconds, 6),
+        client=http.remote,
+        generated=None if answer is None else answer.summary(),
+    )
 
 
 async def answer(http: web.Request, handler: Handler) -> web.StreamResponse:
