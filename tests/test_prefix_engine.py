@@ -37,6 +37,15 @@ def test_a_prompt_gives_the_same_cold_and_warm(length, max_tokens):
         np.testing.assert_allclose(logprobs, cold_logprobs, atol=1e-4)
 
 
+def test_the_hit_rate_counts_each_prompt_once():
+    engine = make_engine(FAMILY, num_pages=NUM_PAGES, token_budget=24)
+    for name in ("cold", "warm", "warm again"):
+        serve(engine, name, PROMPT[:40], 5)
+    assert engine.counters.asked_tokens == 3 * 40
+    assert engine.counters.found_tokens == 2 * 39
+    assert engine.counters.rows == 1
+
+
 def test_hits_of_every_kind_give_what_a_fresh_engine_gives():
     prompts = {
         "53": PROMPT[:53],

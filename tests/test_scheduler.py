@@ -226,6 +226,22 @@ def test_prompts_are_served_before_newer_ones_of_their_length():
     assert list(engine.events) == [f"r{i}" for i in range(6)]
 
 
+def test_a_first_token_tells_how_long_its_request_waited_to_be_let_run():
+    now = [100.0]
+    scheduler = Scheduler(
+        PagePool(20, PAGE), max_rows=1, token_budget=8, max_context=40, clock=lambda: now[0]
+    )
+    scheduler.add(make_request("a", 3, 3), arrived=99.5)
+    scheduler.add(make_request("b", 3, 2))
+    queued = {}
+    while scheduler.has_work:
+        now[0] += 1.0
+        spans = scheduler.schedule()
+        for event in scheduler.commit(spans, [Drawn(7)] * len(spans)):
+            queued.setdefault(event.request_id, []).append(event.queued)
+    assert queued == {"a": [1.5, 0.0, 0.0], "b": [4.0, 0.0]}
+
+
 def test_one_token_prompts_start_even_when_decodes_take_nearly_all_of_the_budget():
     engine = ToyEngine(max_rows=4, token_budget=4)
     serve(engine, *(make_request(f"r{i}", 1, 30 - i) for i in range(9)))

@@ -132,6 +132,7 @@ def test_too_many_sequences_are_refused_and_nobody_waits():
             assert server.becomes(open_sequences(server, 3))
             reply = server.complete("a", n=2)
             assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
+            assert server.metric('jaxserve_refused_total{reason="pending"}') == 2
             assert reply.error["type"] == "rate_limit_error"
             assert int(reply.headers["Retry-After"]) >= 1
             assert server.complete("ok").text() == "ok"
@@ -149,6 +150,9 @@ def test_metrics_tell_what_clients_saw(server):
     assert server.metric("jaxserve_inter_token_seconds_count") > 0
     assert server.metric("jaxserve_time_per_output_token_seconds_count") > 0
     assert server.metric("jaxserve_server_queue_seconds_count") > 0
+    assert server.metric("jaxserve_queue_seconds_count") > 0
+    assert 0 < server.metric("jaxserve_ttft_p95_seconds") < TIMEOUT
+    assert 0 < server.metric("jaxserve_tpot_p95_seconds") < TIMEOUT
     assert server.metric("jaxserve_compilations_total") == 0
     label = 'jaxserve_requests_total{endpoint="/v1/completions",outcome="ok"}'
     assert server.metric(label) >= 2

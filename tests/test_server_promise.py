@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from toy_model import ToyTokenizer
@@ -13,6 +15,7 @@ from jaxserve.frames import Stats
 from jaxserve.server.answer import tenant
 from jaxserve.server.client import WorkerClient
 from jaxserve.server.generation import Limits, plan_completion
+from jaxserve.server.metrics import FIRST_TOKEN_BUCKETS, NEXT_TOKEN_BUCKETS, Timeline
 from jaxserve.server.openai import CompletionBody
 from jaxserve.server.window import SECONDS, Window
 
@@ -31,6 +34,14 @@ def test_a_request_that_is_not_let_in_gets_429_and_when_to_come_again(server, st
     assert reply.error["code"] == "rate_limit_exceeded"
     assert reply.error["message"] == "the toy is busy: try again in 7 s"
     assert server.becomes(server.is_idle)
+
+
+@pytest.mark.parametrize(("token", "reason"), [(BUSY, "late"), (OVERDUE, "deadline")])
+def test_what_was_refused_is_counted_by_reason(server, token, reason):
+    name = f'jaxserve_refused_total{{reason="{reason}"}}'
+    before = server.metric(name)
+    server.complete([token], n=3)
+    assert server.metric(name) == before + 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -57,9 +68,9 @@ def test_a_deadline_that_passes_later_ends_the_stream_with_an_error_event(server
 LIMITS = Limits(VOCAB_SIZE, max_context=64, max_sequences=8, eos_ids=())
 
 
-def planned(caller="", **fields):
+def planned(caller="", limits=LIMITS, **fields):
     body = CompletionBody(prompt="abc", **fields)
-    return plan_completion(body, ToyTokenizer(), LIMITS, caller).requests[0]
+    return plan_completion(body, ToyTokenizer(), limits, caller).requests[0]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +98,18 @@ def test_the_user_is_the_tenant_and_without_one_the_key_is(server):
     assert "secret" not in tenant("Bearer secret")
 
 
+def test_computed_prompts_are_shared_by_salt_and_by_key_unless_keys_share_them():
+    def salt(key, salt=None, *, limits=LIMITS):
+        return planned(key, limits, cache_salt=salt).cache_salt
+
+    assert salt("ann") == salt("ann")
+    different = [salt("ann"), salt("bob"), salt(""), salt("ann", "x"), salt("bob", "x")]
+    assert len(set(different)) == len(different)
+    shared = replace(LIMITS, shared_cache=True)
+    assert salt("ann", limits=shared) == salt("bob", limits=shared) == salt("")
+    assert salt("ann", "x", limits=shared) == salt("bob", "x", limits=shared) != salt("ann")
+
+
 def test_the_timeout_is_the_deadline():
     assert planned(timeout=2.5).deadline == 2.5
     assert planned().deadline is None
@@ -112,7 +135,13 @@ def test_the_worker_s_numbers_are_metrics():
         running_limit=77,
         rung=3,
         prediction_error=0.02,
-        refused={"late": 4, "full": 1},
+        rows=9,
+        preemptions=5,
+        swaps=2,
+        asked_tokens=400,
+        found_tokens=100,
+        pages_total=80,
+        pages_live=20,
         step_factors={"kv_reads": 1.25},
     )
     text = client.metrics.text().decode()
@@ -120,13 +149,45 @@ def test_the_worker_s_numbers_are_metrics():
         "jaxserve_running_limit 77.0",
         "jaxserve_rung 3.0",
         "jaxserve_prediction_error 0.02",
-        'jaxserve_refused_total{reason="late"} 4.0',
+        "jaxserve_rows 9.0",
+        'jaxserve_preemptions_total{way="swap"} 2.0',
+        'jaxserve_preemptions_total{way="recompute"} 3.0',
+        "jaxserve_prefix_hit_rate 0.25",
+        "jaxserve_kv_use 0.25",
+        'jaxserve_refused_total{reason="late"} 0.0',
         'jaxserve_step_factor{term="kv_reads"} 1.25',
         "jaxserve_budget_use 0.25",
         "jaxserve_prefill_per_decode 5.0",
         "jaxserve_ttft_p95_seconds NaN",
     ):
         assert line in text.splitlines()
+
+
+def test_time_in_the_queue_is_that_in_the_server_and_that_in_the_worker():
+    metrics = WorkerClient().metrics
+    timeline = Timeline(arrived=10.0, submitted=10.5)
+    metrics.token(timeline, now=12.0, queued=0.75)
+    metrics.token(timeline, now=12.25)
+    metrics.token(timeline, now=12.75)
+    metrics.finished(timeline)
+    lines = metrics.text().decode().splitlines()
+    for line in (
+        "jaxserve_queue_seconds_sum 1.25",
+        "jaxserve_time_to_first_token_seconds_sum 2.0",
+        "jaxserve_inter_token_seconds_sum 0.75",
+        "jaxserve_time_per_output_token_seconds_sum 0.375",
+    ):
+        assert line in lines
+
+
+@pytest.mark.parametrize(
+    ("buckets", "promise"), [(FIRST_TOKEN_BUCKETS, 0.5), (NEXT_TOKEN_BUCKETS, 0.033)]
+)
+def test_buckets_are_dense_around_the_promise(buckets, promise):
+    assert promise in buckets
+    near = [edge for edge in buckets if 0.8 * promise <= edge <= 1.25 * promise]
+    assert len(near) >= 5
+    assert all(after / before <= 1.15 for before, after in pairwise(near))
 
 
 def test_a_window_knows_the_exact_percentile_of_the_last_minute():
