@@ -1,4 +1,4 @@
-"""What both benchmarks share: the work, how a figure is made of it, and how it is written down."""
+"""What benchmarks share: the work, how a figure is made of it, and how it is written down."""
 
 from __future__ import annotations
 
@@ -119,14 +119,19 @@ def random_prompts(
         yield [[rng.randrange(vocab_size) for _ in range(num_tokens)] for _ in range(concurrency)]
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The work to do, and the engine to do it with. Engine flags are those of `jaxserve serve`."""
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """The model and the engine. The flags are those of `jaxserve serve`."""
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="name or path")
     parser.add_argument("--store", type=Path, default=default_store_path())
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--max-rows", type=int, metavar="R")
     parser.add_argument("--token-budget", type=int, metavar="T")
     parser.add_argument("--max-context", type=int, metavar="TOKENS")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The work to do, and the engine to do it with."""
+    add_engine_flags(parser)
     work = parser.add_argument_group("work")
     work.add_argument("--prompt-tokens", type=at_least(1), default=128, metavar="N")
     work.add_argument("--output-tokens", type=at_least(2), default=128, metavar="N")
@@ -145,8 +150,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def engine_flags(flags: argparse.Namespace) -> dict[str, Value]:
     """The engine settings that were given, by name."""
-    names = ("dtype", "max_rows", "token_budget", "max_context")
-    return {name: value for name in names if (value := getattr(flags, name)) is not None}
+    names = ("dtype", "max_rows", "token_budget", "max_context", "ttft_ms", "tpot_ms", "percentile")
+    return {name: value for name in names if (value := getattr(flags, name, None)) is not None}
 
 
 def at_least(low: int) -> Callable[[str], int]:

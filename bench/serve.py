@@ -46,6 +46,7 @@ STOP_TIMEOUT = 20.0
 """Seconds a server gets to stop after SIGTERM."""
 SILENCE_TIMEOUT = 600.0
 """Seconds without a byte after which a stream counts as lost."""
+COMPLETIONS = "/v1/completions"
 DATA, DONE = b"data: ", b"data: [DONE]"
 
 
@@ -63,13 +64,14 @@ class Target:
 
 
 @asynccontextmanager
-async def running_server(flags: argparse.Namespace) -> AsyncIterator[Target]:
-    """`jaxserve serve` in a process of its own, gone when the block is left."""
+async def running_server(flags: argparse.Namespace, *more: str) -> AsyncIterator[Target]:
+    """`jaxserve serve` in a process of its own, gone when the block is left. `more`: flags."""
     vocab_size = open_checkpoint(flags.model, Store(flags.store)).config.vocab_size
     command = [sys.executable, "-m", "jaxserve", "serve", flags.model]
     command += ["--port", "0", "--store", str(flags.store)]
     for name, value in engine_flags(flags).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
+    command += more
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
         line = await first_line(process, flags.start_timeout)
@@ -106,31 +108,37 @@ async def stop(process: asyncio.subprocess.Process) -> None:
 
 
 async def stream(session: aiohttp.ClientSession, body: bytes, num_tokens: int) -> Timeline:
-    """Send one request, and note when its first and last token come.
+    """Send one request, and note when its first and last token come."""
+    sent = time.perf_counter()
+    async with session.post(COMPLETIONS, data=body) as response:
+        if response.status != 200:
+            raise BenchError(f"status {response.status}: {await response.text()}")
+        found = await read_stream(response, sent)
+    if found.num_tokens != num_tokens:
+        raise BenchError(
+            f"{found.num_tokens} tokens came, {num_tokens} were asked for: ignore_eos is ignored"
+        )
+    return found
+
+
+async def read_stream(response: aiohttp.ClientResponse, sent: float) -> Timeline:
+    """Read an answer to its end.
 
     Events are only read while the clock runs, and looked into afterwards: the client should
     take as little as it can of a machine that it shares with the server.
     """
     events: list[tuple[float, bytes]] = []
-    sent = time.perf_counter()
-    async with session.post("/v1/completions", data=body) as response:
-        if response.status != 200:
-            raise BenchError(f"status {response.status}: {await response.text()}")
-        async for line in response.content:
-            if line.startswith(DATA):
-                events.append((time.perf_counter(), line))
+    async for line in response.content:
+        if line.startswith(DATA):
+            events.append((time.perf_counter(), line))
     if len(events) < 3 or not events[-1][1].startswith(DONE):
         raise BenchError(f"a stream broke off: {events[-1][1]!r}" if events else "an empty stream")
-    found = json.loads(events[-2][1].removeprefix(DATA))["usage"]["completion_tokens"]
-    if found != num_tokens:
-        raise BenchError(f"{found} tokens came, {num_tokens} were asked for: ignore_eos is ignored")
+    num_tokens = json.loads(events[-2][1].removeprefix(DATA))["usage"]["completion_tokens"]
     return Timeline(sent, events[0][0], events[-3][0], num_tokens)
 
 
-async def run_round(
-    session: aiohttp.ClientSession, model: str, prompts: Sequence[Sequence[int]], num_tokens: int
-) -> Round:
-    """Send all prompts at once."""
+def completion_body(model: str, prompt: Sequence[int], num_tokens: int) -> bytes:
+    """A greedy request for exactly so many tokens, streamed, with a count at the end."""
     settings = {
         "model": model,
         "max_tokens": num_tokens,
@@ -139,19 +147,42 @@ async def run_round(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    bodies = [json.dumps(settings | {"prompt": prompt}).encode() for prompt in prompts]
+    return json.dumps(settings | {"prompt": prompt}).encode()
+
+
+async def run_round(
+    session: aiohttp.ClientSession, model: str, prompts: Sequence[Sequence[int]], num_tokens: int
+) -> Round:
+    """Send all prompts at once."""
+    bodies = [completion_body(model, prompt, num_tokens) for prompt in prompts]
     started = time.perf_counter()
     timelines = await asyncio.gather(*(stream(session, body, num_tokens) for body in bodies))
     return Round(max(each.last for each in timelines) - started, tuple(timelines))
+
+
+async def served_model(session: aiohttp.ClientSession) -> str:
+    """What the server calls its model."""
+    async with session.get("/v1/models") as response:
+        response.raise_for_status()
+        name: str = (await response.json())["data"][0]["id"]
+        return name
+
+
+def connect(url: str) -> aiohttp.ClientSession:
+    """As many connections as there are requests, and patience."""
+    return aiohttp.ClientSession(
+        url,
+        headers={"Content-Type": "application/json"},
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENCE_TIMEOUT),
+    )
 
 
 async def measure(
     session: aiohttp.ClientSession, target: Target, flags: argparse.Namespace, concurrency: int
 ) -> Point:
     """One point: a round to warm up, then the measured ones."""
-    async with session.get("/v1/models") as response:
-        response.raise_for_status()
-        model = (await response.json())["data"][0]["id"]
+    model = await served_model(session)
     prompts = random_prompts(concurrency, flags.prompt_tokens, target.vocab_size, flags.seed)
     warm_up = min(WARM_UP_TOKENS, flags.output_tokens)
     await run_round(session, model, next(prompts), warm_up)
@@ -172,12 +203,7 @@ async def measure(
 
 async def measure_all(target: Target, flags: argparse.Namespace) -> list[Point]:
     points = []
-    async with aiohttp.ClientSession(
-        target.url,
-        headers={"Content-Type": "application/json"},
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENCE_TIMEOUT),
-    ) as session:
+    async with connect(target.url) as session:
         for concurrency in flags.concurrency:
             points.append(await measure(session, target, flags, concurrency))
             write_point(points[-1], sys.stdout, flags.json)

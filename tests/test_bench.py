@@ -11,7 +11,10 @@ import jax
 import pytest
 from engines import TINY
 
+from bench import overload
+from bench.clients import Attempt
 from bench.measure import Round, Timeline, figures, random_prompts
+from jaxserve.workload import Promise
 
 ROOT = Path(__file__).parent.parent
 MODEL = str(TINY / "llama-untied")
@@ -73,6 +76,8 @@ def test_each_point_is_one_line_of_json(bench, store, tmp_path):
         ("bench.offline", ["no-such-model"], "no-such-model"),
         ("bench.offline", [MODEL, "--max-context", "9999"], "beyond the 512"),
         ("bench.offline", [MODEL, "--output-tokens", "1"], "whole number from 2"),
+        ("bench.overload", ["no-such-model"], "no-such-model"),
+        ("bench.overload", [MODEL, "--ttft-ms", "0"], "more than 0 ms"),
         ("bench.serve", [MODEL, "--url", "http://127.0.0.1:9"], "--vocab-size"),
         ("bench.serve", ["--url", "http://127.0.0.1:9", "--vocab-size", "9"], "127.0.0.1:9"),
     ],
@@ -81,6 +86,65 @@ def test_what_cannot_be_measured_is_said_in_a_line(bench, flags, words, store):
     done = run(bench, *flags, "--store", store)
     assert done.returncode != 0 and done.stdout == ""
     assert words in done.stderr and "Traceback" not in done.stderr
+
+
+LENGTHS = {
+    "prompt_p50": 8,
+    "prompt_p95": 16,
+    "prompt_max": 30,
+    "output_p50": 10,
+    "output_p95": 20,
+}
+
+
+def test_overload_says_what_was_kept_of_the_promise_and_what_became_of_the_refused(store, tmp_path):
+    file = tmp_path / "points.jsonl"
+    lengths = [f"--{name.replace('_', '-')}={value}" for name, value in LENGTHS.items()]
+    limits = ["--ttft-ms=200", "--tpot-ms=100", "--clients", "2", "6", "--retries=3"]
+    times = ["--calibrate-seconds=1.5", "--seconds=4", "--load=3"]
+    command = [MODEL, "--store", store, *ENGINE[:-1], "256", *lengths, *limits, *times]
+    done = run("bench.overload", *command, "--out", str(file))
+    assert done.returncode == 0, done.stderr
+    assert file.read_text() == done.stdout
+    assert "ttft_p95_ms" in done.stderr and "Traceback" not in done.stderr
+    point = json.loads(done.stdout)
+    assert {name: point[name] for name in LENGTHS} == LENGTHS
+    assert (point["ttft_ms"], point["tpot_ms"], point["percentile"]) == (200, 100, 95)
+    assert point["requests"] == pytest.approx(3 * 4 * point["capacity_per_s"], rel=0.01, abs=1)
+    assert point["ttft_p95_ms"] > 0 and point["tpot_p95_ms"] > 0 and point["goodput_per_s"] > 0
+    assert 0 < point["first_attempts_admitted"] <= point["served_in_the_end"] <= 1
+    assert 0 <= point["ttft_kept"] <= 1 and 0 <= point["tpot_kept"] <= 1
+    by_reason = [value for name, value in point.items() if name.startswith("refused_")]
+    assert sum(by_reason) == point["refusals"] > 0, "three times the capacity, and nobody refused"
+    assert point["refusal_p95_ms"] > 0
+
+
+def attempts(*answers: tuple[float, float] | None) -> list[Attempt]:
+    """Sendings of one request: TTFT and TPOT, or None for a 429 after 10 ms."""
+    made = []
+    for answer in answers:
+        if answer is None:
+            made.append(Attempt(0.0, 0.01, None, retry_after=2.0))
+        else:
+            ttft, tpot = answer
+            made.append(Attempt(0.0, ttft, Timeline(0.0, ttft, ttft + 4 * tpot, 5)))
+    return made
+
+
+def test_overload_counts_requests_attempts_and_retries_apart():
+    requests = [
+        attempts((0.3, 0.02)),
+        attempts(None, (0.4, 0.05)),
+        attempts(None, None, (0.6, 0.03)),
+        attempts(None, None),
+    ]
+    got = overload.figures(requests, Promise(ttft=0.5, tpot=0.04), seconds=2.0)
+    assert got["ttft_p95_ms"] == pytest.approx(580)
+    assert (got["ttft_kept"], got["tpot_kept"]) == (0.6667, 0.6667)
+    assert got["goodput_per_s"] == 0.5
+    assert (got["first_attempts_admitted"], got["served_in_the_end"]) == (0.25, 0.75)
+    assert (got["refusals"], got["retries"], got["retries_admitted"]) == (5, 4, 0.5)
+    assert (got["refusal_p95_ms"], got["retry_after_p50_s"]) == (10.0, 2.0)
 
 
 def test_figures_are_medians_of_rounds_and_percentiles_of_requests():
