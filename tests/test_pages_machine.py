@@ -21,6 +21,8 @@ from toy_scheduling import ToyEngine, tokens_alone
 
 from jaxserve.policy import Allowance, Load, NoPromise
 from jaxserve.request import Request, SamplingParams
+from jaxserve.scheduler import Scheduler
+from jaxserve.sequence import Sequence
 
 EVENTS = 10_000
 TRACES = settings(
@@ -67,9 +69,10 @@ class Traffic(RuleBasedStateMachine):
         swap_pages=st.sampled_from([0, 9, 100]),
         admission_slack=st.integers(0, 1),
     )
-    def start(self, look_ahead: bool, **settings: int) -> None:
-        self.engine = ToyEngine(look_ahead=look_ahead, **settings)
+    def start(self, look_ahead: bool, swap_pages: int, **settings: int) -> None:
+        self.engine = ToyEngine(look_ahead=look_ahead, swap_pages=swap_pages, **settings)
         self.look_ahead = look_ahead
+        self.swap_pages = swap_pages
         self.requests: dict[str, Request] = {}
         self.aborted: set[str] = set()
 
@@ -136,9 +139,17 @@ class Traffic(RuleBasedStateMachine):
     @invariant()
     def the_books_are_exact(self) -> None:
         self.engine.check_conservation()
-        held = sum(len(sequence.pages) for sequence in self.scheduler.running)
+        running = self.scheduler.running
+        assert set(self.scheduler._prefix._claims.values()) <= set(running)
+        saved = sum(map(self._num_saved, self.scheduler.waiting))
+        assert self.scheduler.swap._free + saved == self.swap_pages
+        salts: dict[int, set[str]] = {}
+        for sequence in running:
+            for page in sequence.pages:
+                salts.setdefault(page, set()).add(sequence.request.cache_salt)
+        assert all(len(each) == 1 for each in salts.values()), "tenants share a page"
         self.counts["rules"] += 1
-        self.counts["shared"] += held > self.scheduler.pool.num_live
+        self.counts["shared"] += sum(len(s.pages) for s in running) > len(salts)
 
     def teardown(self) -> None:
         """Everybody gets the tokens they would have got alone, whatever happened around them."""
@@ -151,8 +162,12 @@ class Traffic(RuleBasedStateMachine):
         self.counts["recomputed"] += self.scheduler.num_preemptions - swaps
 
     @property
-    def scheduler(self):
+    def scheduler(self) -> Scheduler:
         return self.engine.scheduler
+
+    def _num_saved(self, sequence: Sequence) -> int:
+        """Pages it has on the host."""
+        return self.scheduler.pool.pages_for(sequence.num_swapped)
 
     def _add(
         self, counted: str, ids: tuple[int, ...], sampling: SamplingParams, salt: str, kind: str
