@@ -92,24 +92,24 @@ LENGTHS = {
     "prompt_p50": 8,
     "prompt_p95": 16,
     "prompt_max": 30,
-    "output_p50": 10,
-    "output_p95": 20,
+    "output_p50": 8,
+    "output_p95": 10,
 }
 
 
 def test_overload_says_what_was_kept_of_the_promise_and_what_became_of_the_refused(store, tmp_path):
     file = tmp_path / "points.jsonl"
     lengths = [f"--{name.replace('_', '-')}={value}" for name, value in LENGTHS.items()]
-    limits = ["--ttft-ms=200", "--tpot-ms=100", "--clients", "2", "6", "--retries=3"]
+    limits = ["--ttft-ms=1000", "--tpot-ms=300", "--clients", "2", "6", "--retries=3"]
     times = ["--calibrate-seconds=1.5", "--seconds=4", "--load=3"]
-    command = [MODEL, "--store", store, *ENGINE[:-1], "256", *lengths, *limits, *times]
+    command = [MODEL, "--store", store, *ENGINE, *lengths, *limits, *times]
     done = run("bench.overload", *command, "--out", str(file))
     assert done.returncode == 0, done.stderr
     assert file.read_text() == done.stdout
     assert "ttft_p95_ms" in done.stderr and "Traceback" not in done.stderr
     point = json.loads(done.stdout)
     assert {name: point[name] for name in LENGTHS} == LENGTHS
-    assert (point["ttft_ms"], point["tpot_ms"], point["percentile"]) == (200, 100, 95)
+    assert (point["ttft_ms"], point["tpot_ms"], point["percentile"]) == (1000, 300, 95)
     assert point["requests"] == pytest.approx(3 * 4 * point["capacity_per_s"], rel=0.01, abs=1)
     assert point["ttft_p95_ms"] > 0 and point["tpot_p95_ms"] > 0 and point["goodput_per_s"] > 0
     assert 0 < point["first_attempts_admitted"] <= point["served_in_the_end"] <= 1
