@@ -20,11 +20,22 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.reference import dequantised
+
 DECODE_ROWS = 8
 DECODE_PAGES = 4
 QUERY_BLOCK = 64
 QUERY_PAGES = 8
 MASKED = -1e30  # finite: a row that sees nothing yet must not turn into NaN
+
+
+class Cache(NamedTuple):
+    """One layer's pages: k, v [N, B, K, D]; where they are int8, their scales f32[N, B, K]."""
+
+    k: jax.Array
+    v: jax.Array
+    k_scale: jax.Array | None
+    v_scale: jax.Array | None
 
 
 class AttentionPlan(NamedTuple):
@@ -108,27 +119,31 @@ def paged_attention_cpu(
     *,
     scale: float,
     window: int | None = None,
+    soft_cap: float | None = None,
+    k_scale: jax.Array | None = None,
+    v_scale: jax.Array | None = None,
 ) -> jax.Array:
     """`reference.paged_attention_reference`, given the plan of the step; padding is unspecified."""
+    cache, seen = Cache(k_pages, v_pages, k_scale, v_scale), (window, soft_cap)
     grouped = (q * jnp.asarray(scale, q.dtype)).reshape(
         q.shape[0], k_pages.shape[2], -1, q.shape[2]
     )
-    decoded = _attend_decodes(grouped, k_pages, v_pages, page_table, row_start, plan, window)
+    decoded = _attend_decodes(grouped, cache, page_table, row_start, plan, *seen)
     if q.shape[0] == 1:
         return decoded.reshape(q.shape)
-    chunked = _attend_chunks(grouped, k_pages, v_pages, page_table, row_start, kv_len, plan, window)
+    chunked = _attend_chunks(grouped, cache, page_table, row_start, kv_len, plan, *seen)
     by_token = decoded[plan.decode_rank[plan.row_ids]]
     return jnp.where(plan.is_decode[:, None, None, None], by_token, chunked).reshape(q.shape)
 
 
 def _attend_decodes(
     q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
+    cache: Cache,
     page_table: jax.Array,
     row_start: jax.Array,
     plan: AttentionPlan,
     window: int | None,
+    soft_cap: float | None,
 ) -> jax.Array:
     """[R', K, G, D]: one query per decoding row, in `decode_order`.
 
@@ -139,7 +154,7 @@ def _attend_decodes(
     num_kv_heads, group, head_dim = q.shape[1:]
     own_head = jnp.eye(num_kv_heads, dtype=q.dtype)[None, :, None, :, None]
     tokens = jnp.minimum(row_start[plan.decode_order], q.shape[0] - 1)
-    keys_per_turn = DECODE_PAGES * k_pages.shape[1]
+    keys_per_turn = DECODE_PAGES * cache.k.shape[1]
     size = decode_block(page_table.shape[0])
 
     def block(index: jax.Array, out: jax.Array) -> jax.Array:
@@ -153,14 +168,14 @@ def _attend_decodes(
         first = jnp.zeros_like(length) if window is None else jnp.maximum(length - window, 0)
 
         def turn(nth: jax.Array, carry: _Softmax) -> _Softmax:
-            k, v, position = _load(k_pages, v_pages, table, nth, DECODE_PAGES)
+            k, v, position = _load(cache, q.dtype, table, nth, DECODE_PAGES)
             seen = (position[None] < length[:, None]) & (
                 position[None] >= first[:, None]
             )  # [rows, S]
             k, v = (x.reshape(size, -1, wide[2]) for x in (k, v))
             v = jnp.where(seen[:, :, None], v, jnp.zeros_like(v))
             scores = jnp.einsum("rhx,rsx->rhs", queries, k, preferred_element_type=jnp.float32)
-            scores = jnp.where(seen[:, None], scores, MASKED)
+            scores = jnp.where(seen[:, None], _capped(scores, soft_cap), MASKED)
             return carry.update(scores, partial(_weigh, "rhs,rsx->rhx", v))
 
         start_turn = jnp.min(jnp.where(length > 0, first, length[0])) // keys_per_turn
@@ -176,18 +191,18 @@ def _attend_decodes(
 
 def _attend_chunks(
     q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
+    cache: Cache,
     page_table: jax.Array,
     row_start: jax.Array,
     kv_len: jax.Array,
     plan: AttentionPlan,
     window: int | None,
+    soft_cap: float | None,
 ) -> jax.Array:
     """[T, K, G, D]: the queries of rows with more than one token; garbage elsewhere."""
     num_tokens = q.shape[0]
     size = query_block(num_tokens)
-    keys_per_turn = QUERY_PAGES * k_pages.shape[1]
+    keys_per_turn = QUERY_PAGES * cache.k.shape[1]
     q = jnp.pad(q, ((0, size), (0, 0), (0, 0), (0, 0)))  # the last block may hang over the end
 
     def block(index: jax.Array, out: jax.Array) -> jax.Array:
@@ -199,13 +214,13 @@ def _attend_chunks(
         table = page_table[row][None]
 
         def turn(nth: jax.Array, carry: _Softmax) -> _Softmax:
-            k, v, position = _load(k_pages, v_pages, table, nth, QUERY_PAGES)
+            k, v, position = _load(cache, q.dtype, table, nth, QUERY_PAGES)
             k, v = k[0], jnp.where((position < length)[:, None, None], v[0], jnp.zeros_like(v[0]))
             seen = position[None] <= position_q[:, None]  # [Q, S]
             if window is not None:
                 seen &= position[None] > position_q[:, None] - window
             scores = jnp.einsum("qkgd,skd->qkgs", queries, k, preferred_element_type=jnp.float32)
-            scores = jnp.where(seen[:, None, None], scores, MASKED)
+            scores = jnp.where(seen[:, None, None], _capped(scores, soft_cap), MASKED)
             return carry.update(scores, partial(_weigh, "qkgs,skd->qkgd", v))
 
         first = 0 if window is None else jnp.maximum(position_q[0] - window + 1, 0)
@@ -223,17 +238,26 @@ def _attend_chunks(
 
 
 def _load(
-    k_pages: jax.Array, v_pages: jax.Array, table: jax.Array, nth: jax.Array, count: int
+    cache: Cache, dtype: jnp.dtype, table: jax.Array, nth: jax.Array, count: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The nth group of `count` pages of each row: k and v [rows, S, K, D], positions i32[S]."""
-    page_size = k_pages.shape[1]
-    shape = (table.shape[0], count * page_size, *k_pages.shape[2:])
+    num_keys = count * cache.k.shape[1]
     # Entries past the table's end read as page 0; their positions are past every length.
     index = nth * count + jnp.arange(count, dtype=jnp.int32)
-    ids = table.at[:, index].get(mode="fill", fill_value=0)
-    k = jnp.take(k_pages, ids.reshape(-1), axis=0, mode="clip").reshape(shape)
-    v = jnp.take(v_pages, ids.reshape(-1), axis=0, mode="clip").reshape(shape)
-    return k, v, nth * shape[1] + jnp.arange(shape[1], dtype=jnp.int32)
+    ids = table.at[:, index].get(mode="fill", fill_value=0).reshape(-1)
+
+    def gather(pages: jax.Array, scale: jax.Array | None) -> jax.Array:
+        found = jnp.take(pages, ids, axis=0, mode="clip")
+        if scale is not None:
+            found = dequantised(found, jnp.take(scale, ids, axis=0, mode="clip"), dtype)
+        return found.reshape(table.shape[0], num_keys, *pages.shape[2:])
+
+    k, v = gather(cache.k, cache.k_scale), gather(cache.v, cache.v_scale)
+    return k, v, nth * num_keys + jnp.arange(num_keys, dtype=jnp.int32)
+
+
+def _capped(scores: jax.Array, soft_cap: float | None) -> jax.Array:
+    return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
 
 
 def _weigh(equation: str, v: jax.Array, weights: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The CPU's paged attention against the specification, and the specification against itself."""
+"""The contract of paged attention, and every version of it held to it by the same cases."""
 
 from __future__ import annotations
 
@@ -8,124 +8,215 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import (
+    NUM_ROWS,
+    PACKINGS,
+    SETTINGS,
+    TOKENS,
+    Case,
+    Rows,
+    Setting,
+    make_case,
+    operands,
+    oracle,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pallas_kernels.cpu import paged_attention_cpu, plan_attention
-from pallas_kernels.reference import paged_attention_reference, write_kv_reference
+from pallas_kernels.launch_plan import MAX_SPLITS, MIN_SPLIT, plan_launch, split_length
+from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.target import Target
 
-PAGE = 16
-
-# (tokens in the step, tokens in the cache after it) per row.
-PACKINGS = {
-    "decodes": [(1, 1), (1, 15), (1, 16), (1, 17), (1, 513), (1, 64), (1, 65)],
-    "one long decode": [(1, 1023)],
-    "whole prompts": [(16, 16), (17, 17), (130, 130)],
-    "chunks": [(5, 90), (64, 513), (65, 200)],
-    "mixed": [(1, 33), (40, 40), (1, 1), (3, 258), (1, 130), (70, 70)],
-    "empty rows between": [(0, 0), (1, 7), (0, 0), (9, 20), (0, 0)],
-    "more rows than a block": [(1, 5 + 7 * i) for i in range(19)],
+TARGETS = {
+    "reference": Target("reference"),
+    "cpu": Target("cpu"),
+    "triton": Target("triton", interpret=True),
 }
-HEADS = [(4, 4, 8), (8, 2, 16), (9, 3, 64), (8, 1, 80)]  # H, K, D
-# One padded shape for every packing: each setting compiles once.
-TOKENS, ROWS, MAX_PAGES, NUM_PAGES = 180, 20, 70, 180
+TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2}
 
 
-def case(rows, heads, *, seed=0, poison=False):
-    """Random operands for the rows, pages in random order; unowned places NaN if poisoned."""
-    num_heads, num_kv_heads, head_dim = heads
-    rng = np.random.default_rng(seed)
-    rows = rows + [(0, 0)] * (ROWS - len(rows))
-    need = [-(-kv // PAGE) for _, kv in rows]
-    order = rng.permutation(np.arange(1, NUM_PAGES))
-    table = np.zeros((ROWS, MAX_PAGES), np.int32)
-    shape = (NUM_PAGES, PAGE, num_kv_heads, head_dim)
-    k, v = rng.standard_normal((2, *shape), dtype=np.float32)
-    owned = np.zeros(shape[:2], bool)
-    for row, (_, kv) in enumerate(rows):
-        pages, order = order[: need[row]], order[need[row] :]
-        table[row, : need[row]] = pages
-        flat = np.zeros(need[row] * PAGE, bool)
-        flat[:kv] = True
-        owned[pages] = flat.reshape(-1, PAGE)
-    q = rng.standard_normal((TOKENS, num_heads, head_dim), dtype=np.float32)
-    row_start = np.cumsum([0] + [n for n, _ in rows]).astype(np.int32)
-    if poison:
-        k[~owned] = v[~owned] = np.nan
-        q[row_start[-1] :] = np.nan
-    kv_len = np.array([kv for _, kv in rows], np.int32)
-    return tuple(jnp.asarray(x) for x in (q, k, v, table, row_start, kv_len))
+# Compiling is what takes the time here, and LLVM's optimiser most of that.
+@partial(
+    jax.jit,
+    static_argnames=("setting", "target"),
+    compiler_options={"xla_backend_optimization_level": 0},
+)
+def run(arrays: dict[str, jax.Array], *, setting: Setting, target: Target) -> jax.Array:
+    return paged_attention(
+        **arrays,
+        target=target,
+        scale=setting.scale,
+        window=setting.window,
+        soft_cap=setting.soft_cap,
+    )
 
 
-@partial(jax.jit, static_argnames=("scale", "window"))
-def run_cpu(operands, *, scale, window=None):
-    q, k, v, table, row_start, kv_len = operands
-    plan = plan_attention(row_start, kv_len, q.shape[0])
-    return paged_attention_cpu(q, k, v, table, row_start, kv_len, plan, scale=scale, window=window)
+def attend(case: Case, setting: Setting, dialect: str) -> np.ndarray:
+    """f32[num_used, H, D]."""
+    out = run(operands(case, setting), setting=setting, target=TARGETS[dialect])
+    return np.asarray(out, np.float32)[: case.num_used]
 
 
-@partial(jax.jit, static_argnames=("scale", "window"))
-def run_reference(operands, *, scale, window=None):
-    return paged_attention_reference(*operands, scale=scale, window=window)
+def assert_right(case: Case, setting: Setting, dialect: str) -> None:
+    got = attend(case, setting, dialect)
+    np.testing.assert_allclose(got, oracle(case, setting), atol=TOLERANCE[setting.dtype])
 
 
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("window", [None, 24])
-@pytest.mark.parametrize("rows", PACKINGS.values(), ids=PACKINGS)
-def test_the_cpu_path_equals_the_reference(rows, window, heads):
-    used = sum(n for n, _ in rows)
-    operands = case(rows, heads)
-    expected = run_reference(operands, scale=0.3, window=window)
-    got = run_cpu(operands, scale=0.3, window=window)
-    np.testing.assert_allclose(got[:used], expected[:used], atol=2e-5)
+each_dialect = pytest.mark.parametrize("dialect", TARGETS)
 
 
-@pytest.mark.parametrize("attend", [run_cpu, run_reference], ids=["cpu", "reference"])
-@pytest.mark.parametrize("window", [None, 24])
-@pytest.mark.parametrize("rows", PACKINGS.values(), ids=PACKINGS)
-def test_what_lies_in_places_nobody_owns_has_no_influence(rows, window, attend):
-    used = sum(n for n, _ in rows)
-    clean = case(rows, (8, 2, 16))
-    poisoned = case(rows, (8, 2, 16), poison=True)
-    expected = attend(clean, scale=0.25, window=window)
-    got = attend(poisoned, scale=0.25, window=window)
-    np.testing.assert_array_equal(got[:used], expected[:used])
+@each_dialect
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_every_packing_equals_a_dense_softmax_in_float64(setting, dialect):
+    for name, rows in PACKINGS.items():
+        case = make_case(rows, setting)
+        got = attend(case, setting, dialect)
+        expected = oracle(case, setting)
+        np.testing.assert_allclose(
+            got, expected, atol=TOLERANCE[setting.dtype], err_msg=f"{name}: {rows}"
+        )
 
 
-def test_the_reference_equals_a_dense_softmax_written_out():
-    q, k, v, table, row_start, kv_len = case([(3, 5)], (4, 2, 8))
-    got = paged_attention_reference(q, k, v, table, row_start, kv_len, scale=0.5)
-    keys = np.asarray(k)[np.asarray(table)[0, 0], :5]
-    values = np.asarray(v)[np.asarray(table)[0, 0], :5]
-    for token in range(3):
-        for head in range(4):
-            seen = 3 + token
-            scores = keys[:seen, head // 2] @ np.asarray(q)[token, head] * 0.5
-            weights = np.exp(scores - scores.max())
-            expected = weights @ values[:seen, head // 2] / weights.sum()
-            np.testing.assert_allclose(got[token, head], expected, rtol=1e-5, atol=1e-6)
+@st.composite
+def packings(draw: st.DrawFn) -> Rows:
+    """Any rows that the padded shape has room for."""
+    rows: Rows = []
+    tokens, keys = TOKENS, 2000
+    for _ in range(draw(st.integers(0, NUM_ROWS))):
+        new = draw(st.sampled_from([0, 1, 1, 1, draw(st.integers(2, 40))]))
+        new = min(new, tokens)
+        kv = new + draw(st.integers(0, 1000)) if new else 0
+        kv = min(kv, max(new, keys), 1088)
+        rows.append((new, kv))
+        tokens, keys = tokens - new, keys - kv
+    return rows
 
 
-def test_a_rows_result_is_the_same_bits_whatever_its_neighbours_and_pages():
-    alone = [(1, 200)]
-    crowd = [(1, 200), *[(1, 30 + 100 * i) for i in range(7)]]
-    lonely = case(alone, (9, 3, 64))
-    crowded = list(case(crowd, (9, 3, 64), seed=1))
-    # Give the crowd's first row the lonely row's query, keys and values, on pages of its own.
-    crowded[0] = crowded[0].at[0].set(lonely[0][0])
-    for pages in (1, 2):
-        own = lonely[pages][lonely[3][0, :13]]
-        crowded[pages] = crowded[pages].at[crowded[3][0, :13]].set(own)
-    first = run_cpu(lonely, scale=0.125)[0]
-    np.testing.assert_array_equal(run_cpu(tuple(crowded), scale=0.125)[0], first)
+@each_dialect
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(rows=packings())
+def test_drawn_packings_equal_it_too(dialect, rows):
+    setting = SETTINGS[1]
+    assert_right(make_case(rows, setting), setting, dialect)
 
 
-def test_written_keys_land_in_their_slots_and_padding_lands_nowhere():
-    k_pages = jnp.zeros((3, PAGE, 2, 4))
-    v_pages = jnp.zeros((3, PAGE, 2, 4))
-    new = jnp.arange(4 * 2 * 4, dtype=jnp.float32).reshape(4, 2, 4) + 1
-    slots = jnp.array([17, 3 * PAGE, 47, 2 * PAGE], jnp.int32)
-    k, v = write_kv_reference(k_pages, v_pages, new, -new, slots)
-    np.testing.assert_array_equal(k[1, 1], new[0])
-    np.testing.assert_array_equal(v[2, 15], -new[2])
-    np.testing.assert_array_equal(k[2, 0], new[3])
-    assert int(jnp.count_nonzero(k)) == 3 * 8  # the dropped token is nowhere
-    assert jax.tree.map(jnp.shape, (k, v)) == ((3, PAGE, 2, 4),) * 2
+CROWD: Rows = [(1, 1023), (7, 300), (1, 30), (1, 700), (21, 21), (0, 0), (1, 512)]
+
+
+@pytest.mark.parametrize("dialect", ["cpu", "triton"])
+@pytest.mark.parametrize("setting", SETTINGS[1:3], ids=str)
+def test_a_rows_result_is_the_same_bits_alone_and_in_a_crowd_and_on_other_pages(setting, dialect):
+    crowd = make_case(CROWD, setting)
+    together = attend(crowd, setting, dialect)
+    for row, (tokens, kv) in enumerate(CROWD):
+        alone = attend(make_case([(tokens, kv)], setting, pages_seed=row + 1), setting, dialect)
+        span = slice(crowd.row_start[row], crowd.row_start[row + 1])
+        np.testing.assert_array_equal(together[span], alone, err_msg=f"row {row}")
+
+
+@pytest.mark.parametrize("setting", SETTINGS[1:4], ids=str)
+@pytest.mark.parametrize("cuts", [(60,), (2, 58), (23, 37), (16, 16, 28)], ids=str)
+def test_a_prompts_result_is_the_same_bits_in_one_chunk_and_in_several(setting, cuts):
+    """Of the GPU kernels: their tiles are aligned in the row. Chunks of one token are decodes."""
+    before, whole = 75, make_case([(60, 135)], setting)
+    expected = attend(whole, setting, "triton")
+    done = 0
+    for size in cuts:
+        chunk = make_chunk(whole, before + done, size)
+        np.testing.assert_array_equal(
+            attend(chunk, setting, "triton"), expected[done : done + size], err_msg=f"{done}"
+        )
+        done += size
+
+
+def make_chunk(case: Case, start: int, size: int) -> Case:
+    """Tokens [start, start + size) of a case's only row, nothing after them in the cache."""
+    first = start - (case.kv_len[0] - case.num_used)
+    q = np.full_like(case.q, np.nan)
+    q[:size] = case.q[first : first + size]
+    row_start = np.minimum(case.row_start, size)
+    kv_len = np.minimum(case.kv_len, start + size)
+    return Case(q, case.k, case.v, case.table, row_start, kv_len, [(size, start + size)])
+
+
+def test_a_plan_covers_every_query_and_every_key_once():
+    rows = [(1, 20_000), (40, 70), (1, 513), (0, 0), (2, 33), (1, 1), (64, 640)]
+    row_start = jnp.cumsum(jnp.array([0] + [n for n, _ in rows], jnp.int32), dtype=jnp.int32)
+    kv_len = jnp.array([kv for _, kv in rows], jnp.int32)
+    plan = plan_launch(row_start, kv_len, num_tokens=128, max_kv_len=32_768, query_block=32)
+
+    live = np.stack([plan.tile_row, plan.tile_start], 1)[: int(plan.num_tiles[0])].tolist()
+    queries = [
+        (row, position)
+        for row, start in live
+        for position in range(max(start, rows[row][1] - rows[row][0]), start + 32)
+        if position < rows[row][1]
+    ]
+    expected = [(r, p) for r, (n, kv) in enumerate(rows) if n > 1 for p in range(kv - n, kv)]
+    assert queries == expected
+
+    pieces = np.stack([plan.split_row, plan.split_index], 1)[: int(plan.num_splits[0])].tolist()
+    keys = [
+        (row, key)
+        for row, split in pieces
+        for key in range(*(int(plan.row_split_len[row]) * (split + i) for i in (0, 1)))
+        if key < rows[row][1]
+    ]
+    assert keys == [(r, key) for r, (n, kv) in enumerate(rows) if n == 1 for key in range(kv)]
+
+
+def test_splits_are_short_for_short_rows_and_few_for_long_ones():
+    kv_len = jnp.arange(1, 300_000, 17, dtype=jnp.int32)
+    length = np.asarray(split_length(kv_len))
+    assert np.all(-(-np.asarray(kv_len) // length) <= MAX_SPLITS)
+    assert np.all(length[np.asarray(kv_len) <= MIN_SPLIT * MAX_SPLITS] == MIN_SPLIT)
+
+
+@pytest.mark.parametrize(
+    "wrong, told",
+    [
+        ({"q": jnp.zeros((8, 3, 64))}, ["float32[8, 3, 64]", "multiple of 2"]),
+        ({"q": jnp.zeros((8, 4, 32))}, ["float32[8, 4, 32]", "float32[9, 16, 2, 64]"]),
+        (
+            {"q": jnp.zeros((8, 4, 64), jnp.bfloat16)},
+            ["bfloat16[8, 4, 64]", "float32[9, 16, 2, 64"],
+        ),
+        ({"v_pages": jnp.zeros((9, 16, 1, 64))}, ["[9, 16, 1, 64]", "[9, 16, 2, 64]"]),
+        ({"k_scale": jnp.zeros((9, 16, 2))}, ["k_scale", "int8", "float32[9, 16, 2, 64]"]),
+        ({"kv_len": jnp.zeros(3, jnp.int32)}, ["int32[3]", "int32[3]"]),
+        ({"page_table": jnp.zeros((2, 4), jnp.int16)}, ["page_table", "int16", "int32"]),
+        ({"window": 0}, ["window 0", "at least 1"]),
+        ({"soft_cap": -1.0}, ["soft_cap -1.0", "above 0"]),
+    ],
+    ids=["heads", "head dim", "dtype", "values", "scales", "rows", "ids", "window", "cap"],
+)
+def test_operands_that_do_not_fit_are_refused_with_both_sides_told(wrong, told):
+    right = {
+        "q": jnp.zeros((8, 4, 64)),
+        "k_pages": jnp.zeros((9, 16, 2, 64)),
+        "v_pages": jnp.zeros((9, 16, 2, 64)),
+        "page_table": jnp.zeros((2, 4), jnp.int32),
+        "row_start": jnp.zeros(3, jnp.int32),
+        "kv_len": jnp.zeros(2, jnp.int32),
+    }
+    with pytest.raises(ValueError) as error:
+        paged_attention(**right | wrong, target=Target("cpu"), scale=1.0)
+    assert all(text in str(error.value) for text in told), error.value
+
+
+def test_int8_pages_that_32_bit_offsets_do_not_reach_are_refused():
+    spec = jax.ShapeDtypeStruct
+    pages = spec((131_073, 16, 8, 128), jnp.int8)
+    scale = spec(pages.shape[:3], jnp.float32)
+    with pytest.raises(ValueError, match=r"131073, 16, 8, 128.*at most 131072 pages"):
+        jax.eval_shape(
+            partial(paged_attention, target=Target("triton"), scale=1.0),
+            spec((1, 8, 128), jnp.bfloat16),
+            pages,
+            pages,
+            spec((1, 4), jnp.int32),
+            spec((2,), jnp.int32),
+            spec((1,), jnp.int32),
+            k_scale=scale,
+            v_scale=scale,
+        )

@@ -6,19 +6,23 @@ decided here, by name, before anything is traced.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast, get_args
 
 import jax
 import jax.numpy as jnp
 
 from checkpoints.model_config import ModelConfig
 from jaxserve.batch import BatchDescriptor, LayerPages, PageTable
-from pallas_kernels.cpu import paged_attention_cpu, plan_attention
-from pallas_kernels.reference import paged_attention_reference, write_kv_reference
+from jaxserve.errors import ConfigError
+from pallas_kernels.cache_write import write_kv
+from pallas_kernels.paged_attention import paged_attention, plan_attention
+from pallas_kernels.target import Target, has_triton, local_target, runs_triton
 
-AttentionKind = Literal["cpu", "reference"]
+logger = logging.getLogger("jaxserve.attention")
+
+AttentionKind = Literal["cpu", "reference", "triton"]
 
 
 class Attend(Protocol):
@@ -40,20 +44,43 @@ class Attend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
-    """The attention of a step, over pages of `page_size` tokens.
+    """The attention of a step.
 
     Attributes:
         kind: "cpu" is plain jnp that works in proportion to the live context and runs on every
-            backend; "reference" is the specification: dense, for tests.
+            backend; "triton" is Pallas for NVIDIA GPUs; "reference" is the specification: dense,
+            for tests.
+        card: whose tiles "triton" takes, one of `pallas_kernels.tuned.CARDS`.
+        interpret: run "triton" on a CPU, operation by operation.
     """
 
     kind: AttentionKind = "cpu"
+    card: str = "sm_80"
+    interpret: bool = False
 
-    def prepare(self, batch: BatchDescriptor, page_table: PageTable, pages: LayerPages) -> Attend:
-        """Do once what every layer of the step shares. `pages` is any layer's, for its shape."""
+    def prepare(
+        self, batch: BatchDescriptor, page_table: PageTable, pages: LayerPages, *, num_heads: int
+    ) -> Attend:
+        """Do once what every layer of the step shares.
+
+        Args:
+            batch, page_table: the step's.
+            pages: any layer's, for its shape.
+            num_heads: H.
+        """
+        target = Target(self.kind, self.card, self.interpret)
         num_pages, page_size = pages.k.shape[:2]
         slots = page_table.slots(batch, page_size, num_pages)
-        run = self._kernel(batch, page_table)
+        plan = plan_attention(
+            batch.row_start,
+            batch.kv_len,
+            target=target,
+            num_tokens=batch.token_ids.shape[0],
+            num_heads=num_heads,
+            pages=pages.k,
+            max_pages=page_table.pages.shape[1],
+            dtype=pages.k.dtype,
+        )
 
         def attend(
             q: jax.Array,
@@ -64,26 +91,46 @@ class PagedAttention:
             scale: float,
             window: int | None,
         ) -> tuple[jax.Array, LayerPages]:
-            k_pages, v_pages = write_kv_reference(pages.k, pages.v, k, v, slots)
-            out = run(q, k_pages, v_pages, scale=scale, window=window)
+            k_pages, v_pages = write_kv((pages.k, pages.v), k, v, slots, target=target)
+            out = paged_attention(
+                q,
+                k_pages,
+                v_pages,
+                page_table.pages,
+                batch.row_start,
+                batch.kv_len,
+                target=target,
+                plan=plan,
+                scale=scale,
+                window=window,
+            )
             return out, LayerPages(k_pages, v_pages)
 
         return attend
 
-    def _kernel(self, batch: BatchDescriptor, page_table: PageTable) -> Callable[..., jax.Array]:
-        def reference(q, k_pages, v_pages, **settings):
-            lengths = (page_table.pages, batch.row_start, batch.kv_len)
-            return paged_attention_reference(q, k_pages, v_pages, *lengths, **settings)
 
-        if self.kind == "reference":
-            return reference
-        plan = plan_attention(batch.row_start, batch.kv_len, batch.token_ids.shape[0])
+def choose_attention(name: str) -> PagedAttention:
+    """The attention for jax's default device.
 
-        def cpu(q, k_pages, v_pages, **settings):
-            lengths = (page_table.pages, batch.row_start, batch.kv_len)
-            return paged_attention_cpu(q, k_pages, v_pages, *lengths, plan, **settings)
+    Args:
+        name: an `AttentionKind`, or "auto": "triton" on an NVIDIA GPU that runs it, else "cpu".
 
-        return cpu
+    Raises:
+        ConfigError: there is no such kind, or this jax does not have it.
+    """
+    device = jax.devices()[0]
+    if name == "auto":
+        name = "triton" if runs_triton(device) else "cpu"
+        if device.platform != "cpu":
+            logger.info("attention on %s: %s", device.device_kind, name)
+    if name not in get_args(AttentionKind):
+        kinds = ", ".join(("auto", *get_args(AttentionKind)))
+        raise ConfigError(f"attention {name!r} is not one of {kinds}")
+    if name == "triton" and not has_triton():
+        logger.warning("jax %s has no Triton kernels: attention is plain jnp", jax.__version__)
+        name = "cpu"
+    target = local_target(cast(AttentionKind, name))
+    return PagedAttention(target.dialect, target.card, target.interpret)
 
 
 def empty_pages(

@@ -83,7 +83,9 @@ class Decoder:
             After each layer the residual stream [T, E] and the layer's pages with this step's
             keys and values in them. A step has to return the pages of all layers.
         """
-        attend = self.attention.prepare(batch, page_table, layers[0])
+        attend = self.attention.prepare(
+            batch, page_table, layers[0], num_heads=self.config.num_heads
+        )
         blocks = {
             layer: self._block(layer, batch.positions, attend)
             for layer in dict.fromkeys(self.config.layers)

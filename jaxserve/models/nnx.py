@@ -27,8 +27,8 @@ class ServableModule(Protocol):
     """What an `nnx.Module` has to offer: `Model` without the parameters, which it has itself.
 
     Everything in it that is not an `nnx.Variable` is static. `models.layers` has the usual pieces;
-    attention over the cache is `PagedAttention().prepare(batch, page_table, layers[0])` once, then
-    a call for each layer, which returns the layer's new pages.
+    attention over the cache is `PagedAttention().prepare(batch, page_table, layers[0],
+    num_heads=...)` once, then a call for each layer, which returns the layer's new pages.
     """
 
     def forward(

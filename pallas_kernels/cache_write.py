@@ -1,0 +1,69 @@
+"""What changes a paged cache: a step's keys and values written, whole pages copied. In place."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.check import check_pages
+from pallas_kernels.reference import write_kv_reference
+from pallas_kernels.target import Target
+
+
+def write_kv(
+    pages: tuple[jax.Array, ...],
+    k: jax.Array,
+    v: jax.Array,
+    slots: jax.Array,
+    *,
+    target: Target,
+) -> tuple[jax.Array, ...]:
+    """The cache with this step's keys and values in it; in the same buffers where they are donated.
+
+    Args:
+        pages: k and v [N, B, K, D]; of int8, then also their scales f32[N, B, K].
+        k: [T, K, D], float. v: the same.
+        slots: i32[T], place of each token in the cache read as [N * B]; N * B drops the token.
+            No other place may be named twice.
+        target: which version of the kernel.
+
+    Raises:
+        ValueError: the operands do not fit together; the message has both sides.
+    """
+    check_pages((*pages, None, None)[:4])
+    shape = (slots.shape[0], *pages[0].shape[2:])
+    if k.shape != shape or v.shape != shape:
+        raise ValueError(
+            f"k {list(k.shape)} and v {list(v.shape)} must be {list(shape)}, for slots "
+            f"{list(slots.shape)} and pages {list(pages[0].shape)}"
+        )
+    if target.dialect != "triton":
+        return write_kv_reference(pages, k, v, slots)
+    from pallas_kernels.triton.write_kv import write_kv_triton
+
+    return write_kv_triton(pages, k, v, slots, interpret=target.interpret)
+
+
+def copy_pages(
+    pages: jax.Array, source: jax.Array, target_pages: jax.Array, *, target: Target
+) -> jax.Array:
+    """The pages with copies made in order; in the same buffer where it is donated.
+
+    A page may be evicted to be the target of a later copy than the one that reads it.
+
+    Args:
+        pages: [N, ...].
+        source: i32[C], pages to read.
+        target_pages: i32[C], pages to write, none twice; N or more copies nothing.
+        target: which version of the kernel.
+    """
+    if source.shape != target_pages.shape:
+        raise ValueError(
+            f"source {list(source.shape)} and target_pages {list(target_pages.shape)} must be alike"
+        )
+    if target.dialect == "triton":
+        from pallas_kernels.triton.copy_pages import copy_pages_triton
+
+        return copy_pages_triton(pages, source, target_pages, interpret=target.interpret)
+    read = jnp.take(pages, source, axis=0, mode="clip")
+    return pages.at[target_pages].set(read, mode="drop")
