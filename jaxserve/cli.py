@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from checkpoints import (
 )
 from jaxserve.cards import Dtype, find_card
 from jaxserve.config import EngineConfig, ServerConfig, encode_engine_config
-from jaxserve.errors import JaxserveError
+from jaxserve.errors import ConfigError, JaxserveError
 from jaxserve.flags import add_engine, add_http, add_model, add_store
 from jaxserve.frames import Progress
 from jaxserve.plan import find_model, make_plan
@@ -34,7 +35,7 @@ from jaxserve.roofline import Roofline, model_shape
 from jaxserve.simulate import MIXES, Bench, compare, read_trace
 from jaxserve.simulate.chart import write_chart as write_load_chart
 from jaxserve.simulate.report import report
-from jaxserve.study_flags import add_plan, add_simulate
+from jaxserve.study_flags import add_compile, add_plan, add_simulate
 from jaxserve.terminal import ProgressBar
 from jaxserve.workload import Promise, Workload
 
@@ -73,6 +74,11 @@ def make_parser() -> argparse.ArgumentParser:
     add_simulate(
         _add_command(
             commands, "simulate", "ways to schedule, compared on a simulated card", run_simulate
+        )
+    )
+    add_compile(
+        _add_command(
+            commands, "compile", "compile the step for a card that is not here", run_compile
         )
     )
     return parser
@@ -208,6 +214,51 @@ def run_simulate(flags: argparse.Namespace) -> int:
         write_load_chart(comparison, flags.plot)
     print(comparison.to_json() if flags.json else report(comparison), end="")
     return 0
+
+
+def run_compile(flags: argparse.Namespace) -> int:
+    from jaxserve.aot.target import check_compiler, quiet_loading
+
+    check_compiler()
+    # XLA logs that it misses the card; what goes wrong it raises.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with quiet_loading():
+        import jax
+
+        # The compiler needs no device; looking for one it would not even load.
+        jax.config.update("jax_platforms", "cpu")
+        from jaxserve.aot.command import make_surveyor, save_executables
+        from jaxserve.aot.report import print_survey
+        from jaxserve.aot.result import ServerSizes
+
+    model = find_model(flags.model, flags.store)
+    flags.max_context = flags.max_context or model.max_context
+    surveyor = make_surveyor(
+        flags.model,
+        model,
+        find_card(flags.gpu),
+        settings(ServerSizes, flags),
+        attention=flags.attention,
+        mfu=flags.mfu,
+        progress=lambda line: print(line, file=sys.stderr),
+    )
+    survey = surveyor.survey()
+    if flags.out is not None:
+        write_text(flags.out, survey.to_json())
+    if flags.save is not None:
+        save_executables(surveyor, survey, flags.save)
+    if flags.json:
+        print(survey.to_json())
+    else:
+        print_survey(survey)
+    return 0
+
+
+def write_text(file: Path, text: str) -> None:
+    try:
+        file.write_text(text + "\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}") from error
 
 
 def ensure_pulled(model: str, store: Path) -> None:

@@ -1,11 +1,13 @@
-"""What the commands that only compute can be told: plan and simulate. Decides nothing."""
+"""What the commands that only compute can be told: plan, simulate, compile. Decides nothing."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from jaxserve.aot.target import TARGETS
 from jaxserve.cards import CARDS, ITEMSIZE
+from jaxserve.config import EngineConfig
 from jaxserve.flags import Parser, default, fraction, milliseconds, natural, positive, scaled
 from jaxserve.plan import PLAN_MODELS
 from jaxserve.simulate import MIXES, POLICIES
@@ -61,6 +63,61 @@ def add_simulate(simulate: Parser) -> None:
     _add_promise(simulate)
     _add_card(simulate)
     _add_arithmetic(simulate)
+
+
+def add_compile(compile: Parser) -> None:
+    compile.add_argument(
+        "--model",
+        default="llama-3.1-8b",
+        help=f"{', '.join(PLAN_MODELS)}, or any checkpoint that serve takes",
+    )
+    compile.add_argument("--gpu", choices=TARGETS, default="a100-80gb", help="card to compile for")
+    compile.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    compile.add_argument("--out", type=Path, metavar="FILE", help="write JSON here as well")
+    compile.add_argument(
+        "--save",
+        type=Path,
+        metavar="DIR",
+        help="write executables there, for `serve --executables DIR` on the card",
+    )
+    server = compile.add_argument_group("the server that is compiled for")
+    for name, meaning in (
+        ("max_rows", "most sequences running at once"),
+        ("token_budget", "most tokens in a step, prefill and decode together"),
+        ("page_size", "tokens per cache page"),
+    ):
+        server.add_argument(
+            "--" + name.replace("_", "-"),
+            type=positive,
+            metavar="N",
+            default=default(EngineConfig, name),
+            help=meaning,
+        )
+    server.add_argument(
+        "--max-context",
+        type=positive,
+        metavar="TOKENS",
+        help="most tokens of a sequence; unset: the model's own limit",
+    )
+    server.add_argument(
+        "--memory-fraction",
+        type=fraction,
+        default=0.9,
+        metavar="F",
+        help="share of the card's memory to use",
+    )
+    server.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float16", "float32"),
+        default="bfloat16",
+        help="of weights and cache",
+    )
+    server.add_argument(
+        "--attention", default="auto", metavar="KIND", help="which kernels attend; auto: triton"
+    )
+    compile.add_argument(
+        "--mfu", type=fraction, default=0.5, metavar="F", help="share of the FLOP/s that is reached"
+    )
 
 
 def multiples(text: str) -> tuple[float, ...]:

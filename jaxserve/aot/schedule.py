@@ -1,0 +1,89 @@
+"""What a compiled step launches, layer by layer, and what it copies that it should not."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator
+from itertools import pairwise
+
+from jaxserve.aot.hlo import Computation, Instruction, Module
+from jaxserve.aot.traffic import FREE, outputs
+
+MIN_COPY_BYTES = 256 << 10
+"""Smaller arguments than this are settings and norms, which may be moved about."""
+
+
+def launched(module: Module) -> Iterator[tuple[Computation, Instruction]]:
+    """Everything a step runs, in order. Bodies of loops and branches of conditionals follow the
+    instruction they belong to, once each."""
+    yield from _launched(module, module.entry)
+
+
+def _launched(
+    module: Module, computation: Computation
+) -> Iterator[tuple[Computation, Instruction]]:
+    for instruction in computation:
+        if instruction.opcode in FREE or instruction.opcode.endswith("-done"):
+            continue
+        yield computation, instruction
+        if instruction.opcode in ("while", "conditional", "call", "async-start"):
+            names = ("condition", "body", "to_apply", "calls")
+            branches = ("true_computation", "false_computation", "branch_computations")
+            for name in instruction.called(*names, *branches):
+                yield from _launched(module, module[name])
+
+
+def kernels_per_layer(module: Module) -> int:
+    """Launches from where one layer's arguments are first read to where the next one's are: the
+    median over the layers. All launches if there is but one layer."""
+    first: dict[int, int] = {}
+    count = 0
+    for computation, instruction in launched(module):
+        if instruction.opcode in ("while", "conditional", "call", "async-start"):
+            continue
+        for index in range(len(instruction.operands)):
+            source = computation.source(computation.operand(instruction, index))
+            if source.opcode == "parameter" and computation is module.entry:
+                layer = re.search(r"\['layers'\]\[(\d+)\]", source.op_name)
+                if layer:
+                    first.setdefault(int(layer[1]), count)
+        count += 1
+    starts = [first[layer] for layer in sorted(first)]
+    gaps = [after - before for before, after in pairwise(starts)]
+    return statistics.median_low(gaps) if gaps else count
+
+
+def copies(module: Module) -> list[str]:
+    """Launches that make an array as large as a weight matrix, or as one layer's keys or values:
+    that is what a copy of one looks like, transposed, converted or as it is.
+
+    Not those that update one in place, and not a kernel's aliased results.
+    """
+    protected = {
+        parameter.arrays[0].size: parameter.op_name
+        for parameter in module.entry.parameters.values()
+        if len(parameter.arrays[0].dims) > 1
+        and parameter.bytes >= MIN_COPY_BYTES
+        and parameter.op_name.startswith(("params", "state"))
+    }
+    found = []
+    for _, instruction in launched(module):
+        for size in _made_sizes(module, instruction):
+            if size in protected:
+                found.append(f"{instruction.name} is as large as {protected[size]}")
+    return found
+
+
+def _made_sizes(module: Module, instruction: Instruction) -> list[int]:
+    """Elements of each array that an instruction makes anew."""
+    if instruction.opcode in ("while", "conditional", "call", "async-start"):
+        return []
+    if instruction.opcode == "fusion":
+        fused = module[instruction.called("calls")[0]]
+        return [result.size for result, _, in_place in outputs(fused) if not in_place]
+    if instruction.opcode == "copy-start":
+        return [instruction.arrays[0].size]
+    aliased = re.search(r"output_to_operand_aliasing=\{(.*?\)) *\}", instruction.attributes)
+    kept = {int(i or 0) for i in re.findall(r"\{(\d*)\}: \(", aliased[1])} if aliased else set()
+    return [array.size for i, array in enumerate(instruction.arrays) if i not in kept]

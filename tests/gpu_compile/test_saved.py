@@ -1,0 +1,136 @@
+"""Executables in files: what is loaded draws the same tokens, and what does not fit is refused.
+
+On the CPU, whose executables are saved and loaded by the same code as a card's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from engines import tiny
+
+from jaxserve.aot.saved import (
+    Manifest,
+    differences,
+    fingerprint,
+    load_steps,
+    read_manifest,
+    save_steps,
+    versions,
+)
+from jaxserve.batch import StepShape
+from jaxserve.errors import ConfigError
+from jaxserve.executor import compile_steps, empty_state
+from jaxserve.packing import pack
+from jaxserve.step import make_step
+
+SHAPES = (StepShape(num_tokens=4, num_rows=2, max_pages=2, page_size=16),)
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return tiny("llama-untied")
+
+
+@pytest.fixture(scope="module")
+def manifest(loaded) -> Manifest:
+    return Manifest(
+        **versions(),
+        device_kind=jax.devices()[0].device_kind,
+        platform_version=None,
+        model=fingerprint(loaded.decoder.config),
+        attention="cpu",
+        dtype="float32",
+        num_pages=8,
+        page_size=16,
+        max_rows=2,
+        token_budget=4,
+        max_context=32,
+    )
+
+
+def new_state(loaded):
+    return empty_state(
+        loaded.decoder.config, num_pages=8, page_size=16, max_rows=2, dtype=np.dtype("float32")
+    )
+
+
+@pytest.fixture(scope="module")
+def compiled(loaded):
+    return compile_steps(make_step(loaded.decoder), loaded.params, new_state(loaded), SHAPES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, manifest, compiled):
+    folder = tmp_path_factory.mktemp("executables")
+    assert save_steps(folder, manifest, compiled) > 0
+    return folder
+
+
+def test_loaded_steps_compute_what_the_compiled_ones_do(loaded, folder, manifest, compiled):
+    steps = load_steps(folder, manifest, SHAPES, loaded.params, new_state(loaded))
+    assert steps.keys() == compiled.keys()
+    batch, page_table = pack((), SHAPES[-1])
+    batch = batch.replace(
+        token_ids=np.array([5, 6, 7, 0], np.int32),
+        positions=np.array([0, 1, 2, 0], np.int32),
+        row_ids=np.array([0, 0, 0, 2], np.int32),
+        row_start=np.array([0, 3, 3], np.int32),
+        kv_len=np.array([3, 0], np.int32),
+    )
+    page_table = page_table.replace(pages=np.array([[1, 0], [0, 0]], np.int32))
+    results = [
+        program[SHAPES[-1]](loaded.params, new_state(loaded), batch, page_table)
+        for program in (compiled, steps)
+    ]
+    assert int(results[0][0].token_ids[0]) >= 0
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"jaxlib": "0.1.0"}, "jaxlib .* there, 0.1.0 here"),
+        ({"jax": "0.1.0"}, "jax .* there, 0.1.0 here"),
+        ({"device_kind": "NVIDIA H200"}, "device kind cpu there, NVIDIA H200 here"),
+        ({"model": "another"}, "model .* there, another here"),
+        ({"num_pages": 9, "dtype": "bfloat16"}, "dtype float32 .* here; num pages 8 there, 9 here"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_executables_of_anything_else_are_refused_with_the_reason(
+    loaded, folder, manifest, change, reason
+):
+    here = dataclasses.replace(manifest, **change)
+    with pytest.raises(ConfigError, match=f"do not fit: {reason}.*Compile them again"):
+        load_steps(folder, here, SHAPES, loaded.params, new_state(loaded))
+
+
+def test_a_platform_version_counts_only_where_both_sides_know_it(manifest):
+    ours = dataclasses.replace(manifest, platform_version="cuda 12090")
+    theirs = dataclasses.replace(manifest, platform_version="cuda 12080")
+    assert differences(manifest, ours) == []
+    assert differences(theirs, ours) == ["platform version cuda 12080 there, cuda 12090 here"]
+
+
+def test_a_shape_that_was_not_saved_is_named(loaded, folder, manifest):
+    shape = dataclasses.replace(SHAPES[0], num_tokens=3, num_rows=1)
+    with pytest.raises(ConfigError, match="no executable for a step of 3 tokens in 1 rows"):
+        load_steps(folder, manifest, (shape,), loaded.params, new_state(loaded))
+
+
+def test_a_folder_without_a_manifest_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"holds no executables.*jaxserve compile --save"):
+        read_manifest(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"jax": "0.10.2"}')
+    with pytest.raises(ConfigError, match="not a manifest of this version"):
+        read_manifest(tmp_path)
+
+
+def test_a_model_is_told_from_another_by_any_of_its_settings(loaded):
+    config = loaded.decoder.config
+    assert fingerprint(config) == fingerprint(dataclasses.replace(config))
+    assert fingerprint(config) != fingerprint(dataclasses.replace(config, norm_eps=1e-3))
