@@ -17,6 +17,7 @@ class EngineConfig:
         model: catalogue name, folder, .gguf file, Orbax checkpoint or `hf:org/name`.
         store: folder with converted checkpoints and JAX's compilation cache.
         dtype: of weights, activations and KV cache; None is float32 on CPU, bfloat16 on GPU.
+        attention: "auto", or one of `models.attention.AttentionKind`.
         page_size: B, tokens per page.
         num_pages: N, the null page included; None sizes the pool from `memory_fraction`.
         memory_fraction: share of the device's memory for weights and pages together.
@@ -37,6 +38,7 @@ class EngineConfig:
     model: str
     store: Path
     dtype: str | None = None
+    attention: str = "auto"
     page_size: int = 16
     num_pages: int | None = None
     memory_fraction: float | None = None

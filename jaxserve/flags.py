@@ -81,6 +81,12 @@ def add_engine(serve: Parser) -> None:
         help="of weights and cache; unset: float32 on CPU, bfloat16 on GPU",
     )
     engine.add_argument(
+        "--attention",
+        choices=("auto", "triton", "cpu", "reference"),
+        default=default(EngineConfig, "attention"),
+        help="kernels; auto: triton on NVIDIA GPUs from compute capability 8.0, cpu elsewhere",
+    )
+    engine.add_argument(
         "--max-rows",
         type=positive,
         metavar="R",

@@ -23,7 +23,7 @@ from jaxserve.engine import Engine
 from jaxserve.errors import ConfigError
 from jaxserve.executor import JaxExecutor, Progress, compile_steps, empty_state
 from jaxserve.limits import check_budget
-from jaxserve.models.attention import PagedAttention, kv_bytes_per_token
+from jaxserve.models.attention import choose_attention, kv_bytes_per_token
 from jaxserve.models.decoder import Decoder
 from jaxserve.packing import pack, step_shapes
 from jaxserve.pages import PagePool
@@ -76,7 +76,8 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
     platform = jax.default_backend()
     dtype = resolve_dtype(config.dtype, platform)
     max_context = resolve_context(config, checkpoint.config)
-    step = resolve_step(config.step, Decoder(checkpoint.config, PagedAttention()))
+    attention = choose_attention(config.attention)
+    step = resolve_step(config.step, Decoder(checkpoint.config, attention))
     params = checkpoint.load(dtype=dtype, progress=progress)
     num_pages = config.num_pages
     if num_pages is None:
@@ -116,7 +117,7 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
     description = (
         f"{jax.devices()[0].device_kind}, {dtype.name}, {pool.num_total} pages of "
         f"{pool.page_size} tokens, context {scheduler.max_context}, {config.max_rows} rows, "
-        f"{config.token_budget} tokens a step"
+        f"{config.token_budget} tokens a step, attention {attention.kind}"
     )
     return LoadedEngine(
         Engine(scheduler, executor),

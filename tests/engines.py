@@ -45,11 +45,14 @@ class Loaded:
     params: Any
 
 
+DEFAULT_ATTENTION = PagedAttention()
+
+
 @functools.cache
-def tiny(name: str) -> Loaded:
+def tiny(name: str, attention: PagedAttention = DEFAULT_ATTENTION) -> Loaded:
     """One of the tiny checkpoints, in float32."""
     checkpoint = checkpoints.open_checkpoint(str(TINY / name), checkpoints.Store(TINY / "none"))
-    return Loaded(Decoder(checkpoint.config, PagedAttention()), checkpoint.load(dtype=jnp.float32))
+    return Loaded(Decoder(checkpoint.config, attention), checkpoint.load(dtype=jnp.float32))
 
 
 def new_state(loaded: Loaded, num_pages: int = NUM_PAGES, fill: float = 0.0) -> DeviceState:
@@ -66,9 +69,12 @@ def new_state(loaded: Loaded, num_pages: int = NUM_PAGES, fill: float = 0.0) -> 
 
 @functools.cache
 def compiled(
-    name: str, num_pages: int = NUM_PAGES, budget: int = 64
+    name: str,
+    num_pages: int = NUM_PAGES,
+    budget: int = 64,
+    attention: PagedAttention = DEFAULT_ATTENTION,
 ) -> dict[StepShape, jax.stages.Compiled]:
-    loaded = tiny(name)
+    loaded = tiny(name, attention)
     shapes = step_shapes(
         max_rows=MAX_ROWS, token_budget=budget, max_context=MAX_CONTEXT, page_size=PAGE_SIZE
     )
@@ -87,6 +93,7 @@ def make_engine(
     fill: float = 0.0,
     swap_pages: int = 0,
     prefix_reuse: bool = True,
+    attention: PagedAttention = DEFAULT_ATTENTION,
 ) -> Engine:
     """An engine on a tiny checkpoint. Executables are shared between engines of a shape.
 
@@ -96,11 +103,11 @@ def make_engine(
         fill: what the cache holds at first.
         swap_pages: room for preempted sequences in host memory.
         prefix_reuse: sequences that begin alike share pages.
+        attention: of the model's layers.
     """
-    loaded = tiny(name)
-    executor = JaxExecutor(
-        loaded.params, new_state(loaded, num_pages, fill), compiled(name, num_pages)
-    )
+    loaded = tiny(name, attention)
+    steps = compiled(name, num_pages, attention=attention)
+    executor = JaxExecutor(loaded.params, new_state(loaded, num_pages, fill), steps)
     pool = PagePool(usable_pages or num_pages, PAGE_SIZE)
     scheduler = Scheduler(
         pool,
