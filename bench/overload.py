@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import json
 import random
 import re
 import signal
@@ -65,11 +66,11 @@ async def find_capacity(flags: argparse.Namespace) -> float:
         supply = itertools.cycle(asks)
         capacity = 0.0
         for clients in flags.clients:
-            carried = await carry(session, supply, clients, flags)
-            print(f"{clients} clients: {carried:.3g} requests/s in time", file=sys.stderr)
-            if not carried:
+            found = await carry(session, supply, clients, flags)
+            print(f"{clients} clients: {json.dumps(found)}", file=sys.stderr, flush=True)
+            if found["ttft_p95_ms"] >= flags.ttft_ms or found["tpot_p95_ms"] >= flags.tpot_ms:
                 break
-            capacity = max(capacity, carried)
+            capacity = max(capacity, found["answers_per_s"])
     if not capacity:
         raise BenchError(
             f"{flags.clients[0]} clients are not answered within TTFT {flags.ttft_ms:g} ms and "
@@ -80,19 +81,20 @@ async def find_capacity(flags: argparse.Namespace) -> float:
 
 async def carry(
     session: aiohttp.ClientSession, supply: Iterator[Ask], clients: int, flags: argparse.Namespace
-) -> float:
-    """Requests a second that so many clients are answered; 0 if the promise is not kept."""
-    promise, seconds = promised(flags), float(flags.calibrate_seconds)
+) -> dict[str, float]:
+    """How many requests a second so many clients are answered, and how quickly."""
+    seconds, percent = float(flags.calibrate_seconds), float(flags.percentile)
     begin = time.perf_counter()
     answers = await saturate(session, supply, seconds, clients)
     start, stop = begin + WARM_UP * seconds, begin + seconds
     counted = [each for each in answers if start <= each.last < stop]
-    if not counted or not all(
-        percentile([getattr(each, name) for each in counted], promise.percentile) < limit
-        for name, limit in (("ttft", promise.ttft), ("tpot", promise.tpot))
-    ):
-        return 0.0
-    return len(counted) / (stop - start)
+    if not counted:
+        raise BenchError(f"no answer in {seconds:g} s: raise --calibrate-seconds")
+    return {
+        "answers_per_s": rounded(len(counted) / (stop - start)),
+        "ttft_p95_ms": percentile([1e3 * each.ttft for each in counted], percent),
+        "tpot_p95_ms": percentile([1e3 * each.tpot for each in counted], percent),
+    }
 
 
 def keeps(timeline: Timeline, promise: Promise) -> bool:
