@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import logging
 import os
 import subprocess
@@ -212,6 +213,8 @@ def run_simulate(flags: argparse.Namespace) -> int:
     )
     if flags.plot is not None:
         write_load_chart(comparison, flags.plot)
+    if flags.out is not None:
+        write_text(flags.out, json.dumps(comparison.summary(), indent=2))
     print(comparison.to_json() if flags.json else report(comparison), end="")
     return 0
 

@@ -3,7 +3,9 @@
     schedule -> launch (pack, dispatch) -> collect the step before -> commit -> events
 
 The step just launched runs while the one before it is committed and the next one is scheduled:
-the device never waits for the host, as long as a step takes longer than the host's work.
+the device never waits for the host, as long as a step takes longer than the host's work. But the
+next one is not scheduled at once: what the device is doing takes a while, and whoever comes
+meanwhile would find the next step taken, too. `spare_seconds` says how long to wait for requests.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ import time
 from dataclasses import dataclass
 
 from jaxserve.executor import Executor, Launched
-from jaxserve.policy import Refusal
+from jaxserve.policy import Refusal, schedule_at
 from jaxserve.request import Request, TokenEvent
 from jaxserve.scheduler import Scheduler
+
+HOST_MEMORY = 0.95
+"""Of the longest time the host took for a step, kept from one step to the next."""
 
 
 @dataclass(slots=True)
@@ -61,6 +66,8 @@ class Engine:
         self._in_flight: Launched | None = None
         self._collected = time.perf_counter()
         self._was_idle = True
+        self._host_seconds = 0.0
+        self._schedule_at = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -78,6 +85,16 @@ class Engine:
         """Drop a request. No further event of it comes. False if it is not in flight."""
         return self.scheduler.abort(request_id)
 
+    @property
+    def spare_seconds(self) -> float:
+        """How long `step` may be put off without the device having to wait.
+
+        0 if nothing runs, or if nobody can tell how long steps take.
+        """
+        if self._in_flight is None:
+            return 0.0
+        return max(0.0, self._schedule_at - self.scheduler.clock())
+
     def step(self) -> list[TokenEvent]:
         """Launch the next step, if there is anything to run, and report the one before it.
 
@@ -89,15 +106,22 @@ class Engine:
         launched = self._launch()
         events += self._collect(self._in_flight)
         self._in_flight = launched
+        self._schedule_at = schedule_at(
+            self.scheduler.policy.device_free, self.scheduler.clock(), self._host_seconds
+        )
         return events
 
     def _launch(self) -> Launched | None:
+        began = time.perf_counter()
         spans = self.scheduler.schedule()
         self.executor.move(self.scheduler.take_moves())
         if not spans:
             self._was_idle = True
             return None
-        return self.executor.launch(spans)
+        launched = self.executor.launch(spans)
+        took = time.perf_counter() - began
+        self._host_seconds = max(took, HOST_MEMORY * self._host_seconds)
+        return launched
 
     def _collect(self, launched: Launched | None) -> list[TokenEvent]:
         if launched is None:
@@ -110,7 +134,9 @@ class Engine:
             self.counters.gap_seconds += max(0.0, launched.started - self._collected)
         self._was_idle = False
         self._collected = now
-        self.scheduler.policy.observe_step(launched.spans, self.counters.step_seconds)
+        self.scheduler.policy.observe_step(
+            launched.spans, self.counters.step_seconds, self.scheduler.clock()
+        )
         events = self.scheduler.commit(launched.spans, drawn)
         self._count(launched, events)
         return events

@@ -13,11 +13,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from jaxserve.drain import Drain
 from jaxserve.request import RefusalReason, Request
-from jaxserve.retry import Drain
 from jaxserve.sequence import Sequence, Span
 
 QUEUE_FULL = "the queue is full"
+MARGIN = 0.15
+"""Share of a step's expected duration, before its end, by which the next one is scheduled at the
+latest. Expectations err; and because a step that is shorter than expected by more than this is
+noticed this much too early at most, they cannot go on erring."""
 OLDEST_SHARE = 0.25
 """Of a step's prefill tokens, for the oldest unfinished prompt: a stream of short prompts, which
 otherwise go first, cannot starve a long one."""
@@ -96,8 +100,26 @@ class Report:
     step_factors: Mapping[str, float] = field(default_factory=dict)
 
 
+def schedule_at(device_free: float, now: float, host_seconds: float) -> float:
+    """When to schedule the next step: late, for whoever comes until then can be in it, but not so
+    late that the device waits.
+
+    Args:
+        device_free: when the step that begins now is expected to end. now: the time.
+        host_seconds: that scheduling and launching take.
+    """
+    return device_free - max(host_seconds, MARGIN * (device_free - now))
+
+
 class Policy(Protocol):
-    """One promise. `now` is the scheduler's clock, in seconds."""
+    """One promise. `now` is the scheduler's clock, in seconds.
+
+    Attributes:
+        device_free: when the device will be done with every step it was given; 0 if nobody can
+            tell.
+    """
+
+    device_free: float
 
     def judge(self, sequence: Sequence, load: Load, now: float) -> Refusal | None:
         """Whether to let a new request in.
@@ -121,8 +143,12 @@ class Policy(Protocol):
         """A sort key: prompts with a smaller one go first, of equal ones the earlier."""
         ...
 
-    def observe_step(self, spans: Collection[Span], seconds: float) -> None:
-        """A step took this long."""
+    def observe_launch(self, spans: Collection[Span], now: float) -> None:
+        """The device was given a step, behind those it has."""
+        ...
+
+    def observe_step(self, spans: Collection[Span], seconds: float, now: float) -> None:
+        """The oldest step it was given is done, and took this long."""
         ...
 
     def observe_first_token(self, sequence: Sequence, now: float) -> None:
@@ -140,6 +166,8 @@ class Policy(Protocol):
 
 class NoPromise:
     """Lets everyone in whom the queue has room for, and fills every step."""
+
+    device_free = 0.0
 
     def __init__(self, *, max_queue: int | None = None, max_tokens_cap: int | None = None) -> None:
         """Args:
@@ -169,7 +197,10 @@ class NoPromise:
         # Admission in order of arrival; among the admitted the least left to compute.
         return (sequence.num_pending if sequence.slot >= 0 else 0,)
 
-    def observe_step(self, spans: Collection[Span], seconds: float) -> None:
+    def observe_launch(self, spans: Collection[Span], now: float) -> None:
+        pass
+
+    def observe_step(self, spans: Collection[Span], seconds: float, now: float) -> None:
         pass
 
     def observe_first_token(self, sequence: Sequence, now: float) -> None:

@@ -30,9 +30,9 @@ from jaxserve.pages import PagePool
 from jaxserve.policy import NoPromise, Policy
 from jaxserve.roofline import model_shape
 from jaxserve.scheduler import Scheduler
-from jaxserve.sla import Promised
+from jaxserve.sla.promised import Promised
+from jaxserve.sla.step_time import StepTimeModel, measured_seed
 from jaxserve.step import StepFactory, StepFn, compile_step, make_step
-from jaxserve.step_time import StepTimeModel, measured_seed
 from jaxserve.swap import SwapSpace
 from jaxserve.workload import Promise
 

@@ -30,6 +30,12 @@ def add_simulate(simulate: Parser) -> None:
     simulate.add_argument(
         "--plot", type=Path, metavar="FILE.svg", help="draw goodput against offered load"
     )
+    simulate.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write what most look for as JSON",
+    )
     setting = simulate.add_argument_group("the simulation")
     setting.add_argument("--mix", choices=tuple(MIXES), default="reference", help="of requests")
     setting.add_argument(

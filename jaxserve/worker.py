@@ -106,7 +106,7 @@ class Worker:
         self._next_stats = 0.0
 
     def run(self) -> None:
-        """Step while there is work; sleep on the inbox while there is none."""
+        """Step while there is work; sleep on the inbox while there is none, or time to spare."""
         while self._take_frames():
             events = self._engine.step() if self._engine.has_work else []
             if events:
@@ -118,16 +118,16 @@ class Worker:
     def _take_frames(self) -> bool:
         """Act on every frame that has come. False when the server is gone."""
         try:
-            if self._engine.has_work:
-                frame = self._link.inbox.get_nowait()
-            else:
-                frame = self._link.inbox.get(timeout=HEARTBEAT)
-            while frame is not None:
+            while (frame := self._next_frame()) is not None:
                 self._act(*frame)
-                frame = self._link.inbox.get_nowait()
         except queue.Empty:
             return True
         return False
+
+    def _next_frame(self) -> tuple[ToWorker, float] | None:
+        """The next one, waited for as long as the engine can spare the time. Raises queue.Empty."""
+        wait = self._engine.spare_seconds if self._engine.has_work else HEARTBEAT
+        return self._link.inbox.get(timeout=wait) if wait else self._link.inbox.get_nowait()
 
     def _act(self, frame: ToWorker, came: float) -> None:
         match frame:

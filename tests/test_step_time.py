@@ -8,7 +8,7 @@ import random
 import pytest
 from toy_promise import ROOFLINE
 
-from jaxserve.step_time import StepLoad, StepTimeModel, measured_seed, roofline_seed
+from jaxserve.sla.step_time import StepLoad, StepTimeModel, measured_seed, roofline_seed
 
 SEED = roofline_seed(ROOFLINE)
 

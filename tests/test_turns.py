@@ -8,9 +8,9 @@ import random
 import pytest
 from toy_promise import ask
 
-from jaxserve.ladder import DEPTH, RUNGS, Ladder, MissAllowance
-from jaxserve.retry import GRACE, LONGEST, Places
-from jaxserve.turns import Prompt, take_turns
+from jaxserve.sla.ladder import DEPTH, RUNGS, Ladder, MissAllowance
+from jaxserve.sla.retry import GRACE, LONGEST, Places
+from jaxserve.sla.turns import Prompt, take_turns
 
 
 def num_on_time(order, start):

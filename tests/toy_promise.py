@@ -12,8 +12,8 @@ from jaxserve.request import Request, SamplingParams, ServiceClass
 from jaxserve.roofline import Roofline, model_shape
 from jaxserve.scheduler import Scheduler
 from jaxserve.simulate import Arrival, Outcome, SimulatedDevice, VirtualClock, run
-from jaxserve.sla import Promised
-from jaxserve.step_time import StepTimeModel, roofline_seed
+from jaxserve.sla.promised import Promised
+from jaxserve.sla.step_time import StepTimeModel, roofline_seed
 from jaxserve.workload import Promise
 
 PROMISE = Promise()

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxserve.policy import Refusal
+from jaxserve.policy import Refusal, schedule_at
 from jaxserve.request import TokenEvent
 from jaxserve.scheduler import Scheduler
 from jaxserve.sequence import Drawn, Span
@@ -14,6 +14,8 @@ from jaxserve.simulate.arrivals import Arrival
 from jaxserve.simulate.device import SimulatedDevice
 
 ANY_TOKEN = Drawn(token_id=0)
+HOST_SECONDS = 0.001
+"""Taken for scheduling and launching a step."""
 
 
 class VirtualClock:
@@ -70,7 +72,7 @@ class Run:
         seconds: it took, virtually.
         steps: that ran.
         busy_seconds: of the device.
-        row_seconds: sequences running, summed over time.
+        row_seconds: sequences running, summed over time. rows_max: at most.
         preemptions: that happened.
     """
 
@@ -79,6 +81,7 @@ class Run:
     steps: int = 0
     busy_seconds: float = 0.0
     row_seconds: float = 0.0
+    rows_max: int = 0
     preemptions: int = 0
 
 
@@ -97,8 +100,8 @@ def run(
 ) -> Run:
     """Serve every request to its end.
 
-    As in the engine a step is scheduled when the one before it begins to run, so whoever comes
-    waits for the end of the present step and for one more.
+    As in the engine a step is scheduled while the one before it runs: shortly before its end if the
+    policy can tell when that is, else when it begins.
 
     Args:
         arrivals: in order of time.
@@ -112,7 +115,10 @@ def run(
     in_flight: _Step | None = None
     device_free = 0.0
     while queue or scheduler.has_work or in_flight is not None:
-        if in_flight is None and not scheduler.has_work:
+        if in_flight is not None:
+            free = scheduler.policy.device_free
+            clock.now = max(clock.now, schedule_at(free, clock.now, HOST_SECONDS))
+        elif not scheduler.has_work:
             clock.now = max(clock.now, queue[0].arrival.at)
         while queue and queue[0].arrival.at <= clock.now:
             outcome = queue.popleft()
@@ -127,10 +133,11 @@ def run(
             result.steps += 1
             result.busy_seconds += seconds
             result.row_seconds += seconds * len(scheduler.running)
+            result.rows_max = max(result.rows_max, len(scheduler.running))
         landed, in_flight = in_flight, launched
         if landed is not None:
             clock.now = max(clock.now, landed.end)
-            scheduler.policy.observe_step(landed.spans, landed.seconds)
+            scheduler.policy.observe_step(landed.spans, landed.seconds, clock.now)
             events = scheduler.commit(landed.spans, [ANY_TOKEN] * len(landed.spans))
             _note(outcomes, events, clock.now)
     result.seconds = clock.now

@@ -23,7 +23,7 @@ class Measured:
         shed: share of the requests that was refused.
         cut: share of the others whose answer was cut short.
         ttft: the promised percentile over those let in. tpot: likewise.
-        rows: sequences running, on average over time.
+        rows: sequences running, on average over time. rows_max: at most.
         busy: share of the time the device worked.
         response: from arrival to the last token, on average over those let in.
         preemptions: that happened.
@@ -36,6 +36,7 @@ class Measured:
     ttft: float
     tpot: float
     rows: float
+    rows_max: int
     busy: float
     response: float
     preemptions: int
@@ -63,6 +64,7 @@ def measure(result: Run, promise: Promise) -> Measured:
         ttft=percentile((outcome.ttft for outcome in served), promise.percentile),
         tpot=percentile((o.tpot for o in served if o.num_tokens > 1), promise.percentile),
         rows=result.row_seconds / result.seconds,
+        rows_max=result.rows_max,
         busy=result.busy_seconds / result.seconds,
         response=sum(o.last - o.arrival.at for o in served) / max(1, len(served)),
         preemptions=result.preemptions,

@@ -8,8 +8,8 @@ from jaxserve.policy import Allowance, Load, Policy, Refusal, Report
 from jaxserve.request import Request
 from jaxserve.roofline import Roofline
 from jaxserve.sequence import Sequence, Span
-from jaxserve.sla import Promised
-from jaxserve.step_time import StepTimeModel, roofline_seed
+from jaxserve.sla.promised import Promised
+from jaxserve.sla.step_time import StepTimeModel, roofline_seed
 from jaxserve.workload import Promise
 
 UNCHUNKED_TOKENS = 8192
@@ -19,6 +19,8 @@ FIXED_CHUNK = 512
 
 class FirstCome:
     """First come, first served; how much is computed is up to `allow`."""
+
+    device_free = 0.0
 
     def __init__(self, allow: Callable[[Load], Allowance]) -> None:
         self._allow = allow
@@ -35,7 +37,10 @@ class FirstCome:
     def turn(self, sequence: Sequence, now: float) -> tuple[float, ...]:
         return ()
 
-    def observe_step(self, spans: Collection[Span], seconds: float) -> None:
+    def observe_launch(self, spans: Collection[Span], now: float) -> None:
+        pass
+
+    def observe_step(self, spans: Collection[Span], seconds: float, now: float) -> None:
         pass
 
     def observe_first_token(self, sequence: Sequence, now: float) -> None:
@@ -83,5 +88,5 @@ POLICIES: Mapping[str, MakePolicy] = {
     "static": lambda roofline, promise: FirstCome(static_batching),
     "unchunked": lambda roofline, promise: FirstCome(without_chunking),
     "fixed-chunk": lambda roofline, promise: FirstCome(fixed_chunks),
-    "jaxserve": promised,
+    "promise": promised,
 }

@@ -17,7 +17,7 @@ COLUMNS = (
     "cut short",
     "TTFT p95 ms",
     "TPOT p95 ms",
-    "running",
+    "running (max)",
     "users",
 )
 
@@ -56,7 +56,7 @@ def _row(comparison: Comparison, load: float, name: str, measured: Measured) -> 
         f"{measured.cut:.1%}",
         f"{measured.ttft * 1e3:,.0f}",
         f"{measured.tpot * 1e3:.1f}",
-        f"{measured.rows:,.0f}",
+        f"{measured.rows:,.0f} ({measured.rows_max})",
         f"{measured.users(THINK_SECONDS):,.0f}" if kept else "(promise broken)",
     )
     return "| " + " | ".join(cells) + " |"

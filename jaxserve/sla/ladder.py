@@ -12,11 +12,11 @@ from collections.abc import Sequence as Seq
 
 DEPTH = 16.0
 """Misses left at which there is no pressure."""
-FIRST = 4.0
+FIRST = 6.0
 """Misses that are allowed before any request has kept its promise."""
 MOST = 16.0
 """Misses that can be saved up: a calm hour must not pay for a minute of chaos."""
-PRUDENCE = 0.97
+PRUDENCE = 0.95
 """Share of the allowance that is ever spent: the rest covers the chance of the moment."""
 
 RUNGS = ("calm", "fewer running", "shorter answers", "shedding")

@@ -9,8 +9,8 @@ and values read, and prefills as many prompt tokens as come in meanwhile (up to 
 below TPOT. Not memory: with pages for 300 sequences and time for 80, the 300 would all be slow.
 
 **How much prefill a step carries**: what TPOT leaves beside the decodes. When that would make a
-prompt late, and quick steps have saved time before, a step may take longer. TPOT is a request's
-mean, and `pace` sees to it that the mean is kept.
+prompt late, every second step may leave the decodes out, as long as all of them can spare the time:
+TPOT is a request's mean, and `pace` sees to it that the mean is kept.
 
 **Whose turn it is** (`turns`): prompts by deadline; if not all can make it, those with the most
 left step back, so that the fewest are late. Tenants share equally. If a prompt has waited
@@ -37,16 +37,19 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import cast
 
-from jaxserve.ladder import DEPTH, RUNGS, Ladder, MissAllowance
-from jaxserve.outlook import look
-from jaxserve.pace import Pace
+from jaxserve.drain import Drain
 from jaxserve.policy import OLDEST_SHARE, QUEUE_FULL, Allowance, Load, Refusal, Report
 from jaxserve.request import RefusalReason, Request
-from jaxserve.retry import Drain, Places
 from jaxserve.sequence import Sequence, Span
-from jaxserve.step_time import TERMS, StepTimeModel, step_load
-from jaxserve.turns import Prompt
+from jaxserve.sla.ladder import DEPTH, RUNGS, Ladder, MissAllowance
+from jaxserve.sla.outlook import Outlook, look
+from jaxserve.sla.pace import Decodes, Pace
+from jaxserve.sla.retry import Places
+from jaxserve.sla.step_time import TERMS, StepLoad, StepTimeModel, step_load
+from jaxserve.sla.turns import Prompt, Turns
 from jaxserve.workload import Promise
 
 PATIENCE = 10.0
@@ -63,6 +66,8 @@ SHORT_OF_ROWS = 0.9
 they would not."""
 SHORTEST_CUT = 64
 """Answers are never cut below this many tokens on the second rung."""
+HASTE = 0.1
+"""Of the promised TTFT: if prompts would be late if this much came between, they are hurried."""
 CROWDED = 0.15
 """Of the allowed misses: from here on the server counts as crowded, if that share of them was not
 due to a prompt's own length."""
@@ -80,6 +85,16 @@ MESSAGES: Mapping[RefusalReason, str] = {
     "full": QUEUE_FULL,
     "deadline": "the request cannot be answered before its deadline",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A step that the device was given: what it is, how long it should take, and whether it leaves
+    the decodes out."""
+
+    load: StepLoad
+    seconds: float
+    left_out: bool
 
 
 class Promised:
@@ -120,7 +135,10 @@ class Promised:
         self._context = 512.0
         self._next_look = 0.0
         self._order: dict[object, tuple[float, ...]] = {}
-        self._in_flight = 0.0
+        self.device_free = 0.0
+        self._ahead: deque[_Ahead] = deque()
+        self._leave_out = False
+        self._since_token = 0.0
         self._rows_are_short = False
         self._greedy: set[str] = set()
 
@@ -132,7 +150,7 @@ class Promised:
         if sequence.is_batch:
             return None
         caution = CAUTION * self.promise.ttft * max(0.0, RESERVE - self._ttft_left.left)
-        outlook = look(load, self.pace, self.promise.ttft, now + self._in_flight + caution)
+        outlook = self._look(load, now, caution + self.pace.calm / 2)
         returning = self._places.claim(sequence.request, now)
         places = [] if returning else self._kept_places(now)
         slot_seconds = self._slot_seconds(load, sequence.request.tenant, places, now)
@@ -175,30 +193,20 @@ class Promised:
             self._next_look = now + LIMIT_PERIOD
             self._set_limit(load)
         self._rows_are_short = len(load.running) >= SHORT_OF_ROWS * self.running_limit
-        outlook = look(load, self.pace, self.promise.ttft, now + self._in_flight)
-        seconds = self.pace.seconds
-        turns = outlook.turns(seconds)
-        if turns.late and self.pace.saved > 0:
-            quicker = outlook.turns(self.pace.stretched)
-            if len(quicker.late) < len(turns.late):
-                turns, seconds = quicker, self.pace.stretched
+        outlook = self._look(load, now)
+        turns, hurried = self._take_turns(outlook)
+        self._leave_out = hurried and outlook.decodes.rows > 0 and not self._leave_out
         self._move(len(turns.late))
         self._order = turns.keys()
         self._greedy = outlook.greedy(self.running_limit)
-        prompts, decodes = outlook.prompts, outlook.decodes
-        start = prompts[0].num_computed if prompts else 0
-        room = 0
-        if decodes.rows < len(load.running) + len(load.waiting):
-            room = self.pace.prefill_tokens(decodes, start, seconds, outlook.most)
-        used = min(room, sum(sequence.num_pending for sequence in prompts))
-        self._in_flight = self.pace.step_seconds(decodes, used, start)
-        starving = any(self._has_waited(sequence, now) for sequence in prompts)
+        starving = any(self._has_waited(sequence, now) for sequence in outlook.prompts)
         return Allowance(
             running_limit=self.running_limit,
-            prefill_tokens=room,
+            prefill_tokens=self._room(outlook, turns.early if hurried else [], load),
             chunk=load.token_budget,
             oldest_share=OLDEST_SHARE if starving else 0.0,
-            batch=not prompts,
+            batch=not outlook.prompts,
+            decode=not self._leave_out,
         )
 
     def turn(self, sequence: Sequence, now: float) -> tuple[float, ...]:
@@ -212,10 +220,20 @@ class Promised:
             return (-1.0, sequence.arrived)
         return self._order.get(sequence, (3.0, sequence.arrived))
 
-    def observe_step(self, spans: Collection[Span], seconds: float) -> None:
+    def observe_launch(self, spans: Collection[Span], now: float) -> None:
         load = step_load(spans)
-        self.pace.model.observe(load, seconds)
-        self.pace.count(seconds)
+        seconds = self.pace.model.predict(load)
+        self._ahead.append(_Ahead(load, seconds, self._leave_out))
+        self.device_free = max(now, self.device_free) + seconds
+
+    def observe_step(self, spans: Collection[Span], seconds: float, now: float) -> None:
+        done = self._ahead.popleft()
+        self.device_free = now + sum(step.seconds for step in self._ahead)
+        self.pace.model.observe(done.load, seconds)
+        self._since_token += seconds
+        if not done.left_out:
+            self.pace.count(self._since_token)
+            self._since_token = 0.0
         fade = math.exp(-seconds / MIX_SECONDS)
         drawn = sum(span.draws for span in spans)
         prompt = sum(span.num_tokens for span in spans if span.num_tokens > 1)
@@ -242,10 +260,34 @@ class Promised:
             running_limit=self.running_limit,
             rung=self.ladder.rung,
             refused=dict(self.refusals),
-            predicted_seconds=self._in_flight,
+            predicted_seconds=self._ahead[-1].seconds if self._ahead else 0.0,
             prediction_error=self.pace.model.error,
             step_factors=dict(zip(TERMS, self.pace.model.factors, strict=True)),
         )
+
+    def _look(self, load: Load, now: float, caution: float = 0.0) -> Outlook:
+        return look(load, self.pace, self.promise.ttft, max(now, self.device_free) + caution)
+
+    def _take_turns(self, outlook: Outlook) -> tuple[Turns, bool]:
+        """Whose turn it is, and whether they are hurried: decodes left out of every second step."""
+        seconds = self.pace.seconds
+        tight = outlook.later(HASTE * self.promise.ttft)
+        if outlook.to_spare > seconds and tight.turns(seconds).late:
+            return outlook.turns(2 * seconds), True
+        return outlook.turns(seconds), False
+
+    def _room(self, outlook: Outlook, hurried: list[Prompt], load: Load) -> int:
+        """Prompt tokens that the next step has room for."""
+        decodes, prompts = outlook.decodes, outlook.prompts
+        if decodes.rows == len(load.running) + len(load.waiting):
+            return 0
+        beside = Decodes(0, 0) if self._leave_out else decodes
+        start = prompts[0].num_computed if prompts else 0
+        room = self.pace.prefill_tokens(beside, start, self.pace.seconds, outlook.most)
+        if hurried:
+            # It is ready at the end of a step: others in its last one would make it later.
+            room = min(room, cast(Sequence, hurried[0].key).num_pending)
+        return room
 
     def _has_waited(self, sequence: Sequence, now: float) -> bool:
         return now - sequence.arrived > PATIENCE * self.promise.ttft

@@ -6,13 +6,14 @@ of a step's time that is left for it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from jaxserve.pace import Decodes, Pace
 from jaxserve.policy import Load
 from jaxserve.sequence import Sequence
-from jaxserve.turns import Prompt, Turns, take_turns
+from jaxserve.sla.pace import Decodes, Pace
+from jaxserve.sla.turns import Prompt, Turns, take_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Outlook:
     Attributes:
         decodes: sequences that draw a token in every step.
         prompts: interactive sequences that wait for their first token.
+        to_spare: seconds by which their tokens may all come later, without one that can still keep
+            its TPOT losing it.
         held: interactive sequences that run, by tenant; 0 for tenants that only wait.
         begin: when the first of them can begin: after the step in flight and what preempted
             sequences have to compute again; and half a step more, for a prompt's last tokens share
@@ -33,6 +36,7 @@ class Outlook:
 
     decodes: Decodes
     prompts: list[Sequence]
+    to_spare: float
     held: Counter[str]
     begin: float
     most: int
@@ -49,6 +53,10 @@ class Outlook:
             for s in self.prompts
         ]
         return take_turns([*prompts, *others], self.begin, self.ttft)
+
+    def later(self, seconds: float) -> Outlook:
+        """The same, if something else were done first."""
+        return replace(self, begin=self.begin + seconds)
 
     def speed(self, seconds: float) -> float:
         """Seconds of prefill, as if nothing else were going on, that one second has room for."""
@@ -78,6 +86,7 @@ TYPICAL_START = 500
 def look(load: Load, pace: Pace, ttft: float, begin: float) -> Outlook:
     """Sort out who is doing what. `begin` is when the next step can begin."""
     rows = kv_tokens = 0
+    to_spare = math.inf
     prompts = []
     held: Counter[str] = Counter()
     for sequence in (*load.running, *load.waiting):
@@ -88,6 +97,9 @@ def look(load: Load, pace: Pace, ttft: float, begin: float) -> Outlook:
             continue
         held[sequence.request.tenant] += sequence.slot >= 0
         if sequence.is_decoding:
+            if sequence.first_token is not None:
+                spare = pace.to_spare(sequence.num_drawn, begin - sequence.first_token)
+                to_spare = min(to_spare, spare if spare > 0 else math.inf)
             continue
         if sequence.first_token is not None:
             left = sequence.num_pending - sequence.num_swapped
@@ -95,5 +107,4 @@ def look(load: Load, pace: Pace, ttft: float, begin: float) -> Outlook:
         elif sequence.num_drawn == 0:
             prompts.append(sequence)
     most = max(1, load.token_budget - rows)
-    begin += pace.calm / 2
-    return Outlook(Decodes(rows, kv_tokens), prompts, held, begin, most, pace, ttft)
+    return Outlook(Decodes(rows, kv_tokens), prompts, to_spare, held, begin, most, pace, ttft)

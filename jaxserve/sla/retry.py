@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import deque
 from dataclasses import dataclass
 
 from jaxserve.request import Request
@@ -111,23 +110,6 @@ class Places:
 
     def _learn(self, returned: float) -> None:
         self.returning += (returned - self.returning) / MEMORY
-
-
-class Drain:
-    """How fast requests finish."""
-
-    def __init__(self) -> None:
-        self._finishes: deque[float] = deque(maxlen=64)
-
-    def note(self, now: float) -> None:
-        """One has."""
-        self._finishes.append(now)
-
-    def rate(self, now: float) -> float:
-        """Requests a second, of late. 1 as long as too few have finished to tell."""
-        if len(self._finishes) < 8:
-            return 1.0
-        return len(self._finishes) / max(0.1, now - self._finishes[0])
 
 
 def _key(request: Request) -> int:

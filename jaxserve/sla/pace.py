@@ -1,10 +1,10 @@
 """How much a step may do: the arithmetic between a promised TPOT and the step-time model.
 
-TPOT is the mean over a request's tokens, so a single step may take longer than the TPOT if others
-took less. That is budgeted: steps aim at `CALM` of the TPOT, and what quick steps leave of it is
-saved up to a limit, to be spent on prompts that would otherwise be late. The limit is what the rest
-of the TPOT pays back over the tokens of a short answer: a request of `SHORT_ANSWER` tokens or more
-keeps its TPOT wherever in the ups and downs it falls.
+Steps aim at `CALM` of the TPOT. But TPOT is the mean over a request's tokens, so one token may come
+later if others came sooner. That is used for prompts that would otherwise be late: a step may leave
+the decodes out if every running request can still keep its TPOT after that (`to_spare`), never two
+in a row. Which costs a stream no more than a step twice as long would, but leaves the step short,
+and newcomers need not wait for the end of a long one.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxserve.step_time import StepLoad, StepTimeModel
+from jaxserve.sla.step_time import StepLoad, StepTimeModel
 
 CALM = 0.92
 """Share of the TPOT that a step may take when nobody is at risk."""
-STRETCH = 2.0
-"""Times the TPOT that a step may take at most."""
 SHORT_ANSWER = 60
 """Tokens. In the reference workload 96 answers in 100 are longer."""
+USUAL_STEPS = 100
+"""Steps over which the usual time per token is measured."""
 PREFILL_SHARE = 0.5
 """Of a step, that decodes leave to prompts if they need it. Prompts that need more than that are
 what is short: fewer running sequences would not serve them any sooner."""
@@ -42,29 +42,37 @@ class Pace:
     Attributes:
         model: predicts steps.
         calm: seconds a step may take.
-        saved: seconds that steps may take longer, all together; negative if they took too long.
+        usual: seconds per token, of late.
     """
 
     def __init__(self, model: StepTimeModel, tpot: float) -> None:
         self.model = model
         self.calm = CALM * tpot
-        self.saved = 0.0
-        self._longest = STRETCH * tpot
+        self.usual = self.calm
+        self._tpot = tpot
+        self._saved = 0.0
         self._most = SHORT_ANSWER * (tpot - self.calm)
 
     @property
     def seconds(self) -> float:
         """What a step may take now. What was overspent is paid back little by little."""
-        return self.calm + min(0.0, self.saved) / 8
-
-    @property
-    def stretched(self) -> float:
-        """What a step may take for a prompt at risk."""
-        return min(self._longest, self.seconds + max(0.0, self.saved))
+        return self.calm + min(0.0, self._saved) / 8
 
     def count(self, seconds: float) -> None:
-        """A step took this long."""
-        self.saved = max(-self._most, min(self._most, self.saved + self.calm - seconds))
+        """A token of every running sequence took this long to come."""
+        self._saved = max(-self._most, min(self._most, self._saved + self.calm - seconds))
+        self.usual += (seconds - self.usual) / USUAL_STEPS
+
+    def to_spare(self, num_tokens: int, seconds: float) -> float:
+        """How much later the next token may come, for an answer to keep its TPOT even if it ends
+        soon: with its next token, or with `SHORT_ANSWER` tokens if it has fewer.
+
+        Args:
+            num_tokens: it has.
+            seconds: since the first of them.
+        """
+        to_come = max(1, SHORT_ANSWER - num_tokens)
+        return self._tpot * (num_tokens + to_come - 1) - seconds - to_come * self.usual
 
     def step_seconds(self, decodes: Decodes, prefill_tokens: float, start: float) -> float:
         """Such a step: these decodes, and tokens of a prompt after its first `start` ones."""
