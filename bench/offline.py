@@ -109,6 +109,9 @@ class TimedExecutor:
         self.launching = time.perf_counter() - started
         return launched
 
+    def is_done(self, launched: Launched) -> bool:
+        return self._executor.is_done(launched)
+
     def collect(self, launched: Launched) -> list[Drawn]:
         started = time.perf_counter()
         drawn = self._executor.collect(launched)

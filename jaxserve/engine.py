@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 from jaxserve.executor import Executor, Launched
-from jaxserve.policy import Refusal, schedule_at
+from jaxserve.policy import MARGIN, Refusal, schedule_at
 from jaxserve.request import Request, TokenEvent
 from jaxserve.scheduler import Scheduler
 
@@ -68,6 +68,7 @@ class Engine:
         self._was_idle = True
         self._host_seconds = 0.0
         self._schedule_at = 0.0
+        self._patience = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -87,13 +88,15 @@ class Engine:
 
     @property
     def spare_seconds(self) -> float:
-        """How long `step` may be put off without the device having to wait.
+        """How long `step` may be put off without the device having to wait. Ask again after that:
+        what runs may have ended sooner than expected, or there may be more time.
 
         0 if nothing runs, or if nobody can tell how long steps take.
         """
-        if self._in_flight is None:
+        if self._in_flight is None or self.executor.is_done(self._in_flight):
             return 0.0
-        return max(0.0, self._schedule_at - self.scheduler.clock())
+        now = self.scheduler.clock()
+        return max(0.0, min(self._schedule_at - now, self._patience))
 
     def step(self) -> list[TokenEvent]:
         """Launch the next step, if there is anything to run, and report the one before it.
@@ -106,9 +109,9 @@ class Engine:
         launched = self._launch()
         events += self._collect(self._in_flight)
         self._in_flight = launched
-        self._schedule_at = schedule_at(
-            self.scheduler.policy.device_free, self.scheduler.clock(), self._host_seconds
-        )
+        now, device_free = self.scheduler.clock(), self.scheduler.policy.device_free
+        self._schedule_at = schedule_at(device_free, now, self._host_seconds)
+        self._patience = MARGIN * (device_free - now)
         return events
 
     def _launch(self) -> Launched | None:

@@ -53,6 +53,10 @@ class Executor(Protocol):
         """Hand a step to the device and return without waiting for it."""
         ...
 
+    def is_done(self, launched: Launched) -> bool:
+        """Whether a step's results are there."""
+        ...
+
     def collect(self, launched: Launched) -> list[Drawn]:
         """Wait for a step; one result per span."""
         ...
@@ -89,6 +93,9 @@ class JaxExecutor:
         batch, page_table = jax.device_put(pack(spans, shape))
         output, self._state = self._steps[shape](self._params, self._state, batch, page_table)
         return Launched(spans, output, started)
+
+    def is_done(self, launched: Launched) -> bool:
+        return bool(launched.output.token_ids.is_ready())  # type: ignore[attr-defined]
 
     def collect(self, launched: Launched) -> list[Drawn]:
         output = launched.output

@@ -20,8 +20,7 @@ from jaxserve.sequence import Sequence, Span
 QUEUE_FULL = "the queue is full"
 MARGIN = 0.15
 """Share of a step's expected duration, before its end, by which the next one is scheduled at the
-latest. Expectations err; and because a step that is shorter than expected by more than this is
-noticed this much too early at most, they cannot go on erring."""
+latest: expectations err."""
 OLDEST_SHARE = 0.25
 """Of a step's prefill tokens, for the oldest unfinished prompt: a stream of short prompts, which
 otherwise go first, cannot starve a long one."""

@@ -117,17 +117,18 @@ class Worker:
 
     def _take_frames(self) -> bool:
         """Act on every frame that has come. False when the server is gone."""
-        try:
-            while (frame := self._next_frame()) is not None:
-                self._act(*frame)
-        except queue.Empty:
-            return True
-        return False
-
-    def _next_frame(self) -> tuple[ToWorker, float] | None:
-        """The next one, waited for as long as the engine can spare the time. Raises queue.Empty."""
-        wait = self._engine.spare_seconds if self._engine.has_work else HEARTBEAT
-        return self._link.inbox.get(timeout=wait) if wait else self._link.inbox.get_nowait()
+        while True:
+            busy = self._engine.has_work
+            wait = self._engine.spare_seconds if busy else HEARTBEAT
+            try:
+                frame = self._link.inbox.get(block=wait > 0, timeout=wait)
+            except queue.Empty:
+                if busy and wait:
+                    continue
+                return True
+            if frame is None:
+                return False
+            self._act(*frame)
 
     def _act(self, frame: ToWorker, came: float) -> None:
         match frame:

@@ -124,6 +124,9 @@ class FailingExecutor:
         self._fail(self._in_launch)
         return Launched(spans, None, 0.0)
 
+    def is_done(self, launched: Launched) -> bool:
+        return False
+
     def collect(self, launched: Launched) -> list[Drawn]:
         self._fail(not self._in_launch)
         return [Drawn(1) for _ in launched.spans]

@@ -1,0 +1,73 @@
+"""When the engine schedules: late enough for newcomers, early enough for the device."""
+
+from __future__ import annotations
+
+import pytest
+from toy_promise import ask, make_policy, make_scheduler
+
+from jaxserve.engine import Engine
+from jaxserve.executor import Launched
+from jaxserve.policy import MARGIN, NoPromise
+from jaxserve.sequence import Drawn
+from jaxserve.simulate import VirtualClock
+
+
+class Device:
+    """Takes steps and remembers them; the time is the test's."""
+
+    def __init__(self) -> None:
+        self.steps = []
+        self.done = False
+
+    def move(self, moves) -> None:
+        assert not moves
+
+    def launch(self, spans) -> Launched:
+        self.steps.append([span.sequence.request.request_id for span in spans])
+        return Launched(spans, None, 0.0)
+
+    def is_done(self, launched: Launched) -> bool:
+        return self.done
+
+    def collect(self, launched: Launched) -> list[Drawn]:
+        return [Drawn(1)] * len(launched.spans)
+
+
+def make_engine(policy, **settings) -> tuple[Engine, Device, VirtualClock]:
+    clock, device = VirtualClock(), Device()
+    return Engine(make_scheduler(policy, clock), device, **settings), device, clock
+
+
+def test_while_a_step_runs_there_is_time_to_spare_and_whoever_comes_is_in_the_next():
+    policy = make_policy()
+    engine, device, clock = make_engine(policy)
+    assert engine.spare_seconds == 0.0
+    engine.add(ask("a", 200))
+    engine.step()
+    expected = policy.device_free
+    waited = 0.0
+    while spare := engine.spare_seconds:
+        waited += spare
+        clock.now += spare
+    assert waited == pytest.approx((1 - MARGIN) * expected)
+    engine.add(ask("b", 10))
+    engine.step()
+    assert device.steps == [["a"], ["a", "b"]]
+
+
+@pytest.mark.parametrize("settings", [{}, {"look_ahead": False}])
+def test_nobody_waits_where_nobody_can_tell_how_long_a_step_takes_or_nothing_runs(settings):
+    policy = make_policy() if settings else NoPromise()
+    engine, _, _ = make_engine(policy, **settings)
+    engine.add(ask("a", 200))
+    engine.step()
+    assert engine.spare_seconds == 0.0
+
+
+def test_a_step_that_is_done_sooner_than_expected_is_noticed():
+    engine, device, _ = make_engine(make_policy())
+    engine.add(ask("a", 200))
+    engine.step()
+    before = engine.spare_seconds
+    device.done = True
+    assert before > 0 and engine.spare_seconds == 0.0
