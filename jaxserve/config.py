@@ -33,6 +33,7 @@ class EngineConfig:
         max_tokens_cap: most tokens of any answer, whatever a request asks for.
         max_queue: most sequences that wait to run; more are refused with 429.
         step: `package.module:factory` of a step function to use instead of the default one.
+        executables: folder of steps that `jaxserve compile --save` compiled; None compiles here.
     """
 
     model: str
@@ -54,6 +55,7 @@ class EngineConfig:
     max_tokens_cap: int | None = None
     max_queue: int = 512
     step: str | None = None
+    executables: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,12 @@ def add_engine(serve: Parser) -> None:
     engine.add_argument(
         "--step", metavar="MODULE:FACTORY", help="a step function of your own; see examples/"
     )
+    engine.add_argument(
+        "--executables",
+        type=Path,
+        metavar="DIR",
+        help="steps that `jaxserve compile --save DIR` compiled for this card; unset: compile here",
+    )
     _add_cache(engine)
     _add_promise(serve)
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from checkpoints import Store, open_checkpoint
 from checkpoints.model_config import ModelConfig
-from jaxserve.batch import DeviceState
+from jaxserve.aot.serving import saved_pages, saved_steps
 from jaxserve.calibrate import Calibration, calibrate
 from jaxserve.cards import Dtype
 from jaxserve.config import EngineConfig
@@ -23,6 +23,7 @@ from jaxserve.engine import Engine
 from jaxserve.errors import ConfigError
 from jaxserve.executor import JaxExecutor, Progress, compile_steps, empty_state
 from jaxserve.limits import check_budget
+from jaxserve.memory import RUNTIME_BYTES, fitting_pages
 from jaxserve.models.attention import choose_attention, kv_bytes_per_token
 from jaxserve.models.decoder import Decoder
 from jaxserve.packing import pack, step_shapes
@@ -37,9 +38,6 @@ from jaxserve.swap import SwapSpace
 from jaxserve.workload import Promise
 
 logger = logging.getLogger("jaxserve.startup")
-
-RUNTIME_BYTES = 512 << 20
-"""Left free on a GPU beside weights, pages and a step's temporaries: for code and the runtime."""
 
 # A CPU shares its memory with everything else on the machine; a GPU is ours.
 MEMORY_FRACTION = {"cpu": 0.1, "gpu": 0.9}
@@ -80,7 +78,9 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
     step = resolve_step(config.step, Decoder(checkpoint.config, attention))
     params = checkpoint.load(dtype=dtype, progress=progress)
     num_pages = config.num_pages
-    if num_pages is None:
+    if config.executables is not None:
+        num_pages = saved_pages(config, config.executables)
+    elif num_pages is None:
         # A CPU shares its memory: there the fraction is for the pages alone, whatever the rest.
         taken = 0
         if platform != "cpu":
@@ -97,7 +97,19 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         max_rows=config.max_rows,
         dtype=dtype,
     )
-    executor = compiled_executor(config, step, params, state, max_context, progress)
+    shapes = step_shapes(
+        max_rows=config.max_rows,
+        token_budget=config.token_budget,
+        max_context=max_context,
+        page_size=config.page_size,
+    )
+    if config.executables is None:
+        threads = max(1, min(len(shapes), os.cpu_count() or 1))
+        steps = compile_steps(step, params, state, shapes, threads=threads, progress=progress)
+    else:
+        model, kind = checkpoint.config, attention.kind
+        steps = saved_steps(config.executables, model, kind, shapes, params, state)
+    executor = JaxExecutor(params, state, steps)
     calibration = calibrate(
         executor,
         num_pages=num_pages,
@@ -186,26 +198,6 @@ def use_compilation_cache(folder: Path) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
-def compiled_executor(
-    config: EngineConfig,
-    step: StepFn,
-    params: Any,
-    state: DeviceState,
-    max_context: int,
-    progress: Progress | None,
-) -> JaxExecutor:
-    """Compile the whole ladder of shapes for these sizes."""
-    shapes = step_shapes(
-        max_rows=config.max_rows,
-        token_budget=config.token_budget,
-        max_context=max_context,
-        page_size=config.page_size,
-    )
-    threads = max(1, min(len(shapes), os.cpu_count() or 1))
-    steps = compile_steps(step, params, state, shapes, threads=threads, progress=progress)
-    return JaxExecutor(params, state, steps)
-
-
 def resolve_dtype(name: str | None, platform: str) -> jnp.dtype:
     """The dtype of weights, activations and cache: float32 on a CPU, bfloat16 elsewhere."""
     if name is None:
@@ -280,15 +272,15 @@ def pool_size(
     total = device_bytes(device)
     fraction = config.memory_fraction or MEMORY_FRACTION.get(device.platform, 0.9)
     page_bytes = kv_bytes_per_token(model, dtype.itemsize) * config.page_size
-    fitting = int(fraction * total - taken) // page_bytes
-    if fitting < 2:
+    most = config.max_rows * -(-max_context // config.page_size)
+    pages = fitting_pages(fraction * total, taken, page_bytes, most)
+    if not pages:
         raise ConfigError(
             f"{taken / 1e9:.1f} GB of weights and temporaries leave no room for pages in "
             f"{fraction:.0%} of the device's {total / 1e9:.1f} GB: use a smaller model or dtype, "
             "a larger --memory-fraction, or set --num-pages"
         )
-    usable = config.max_rows * -(-max_context // config.page_size)
-    return min(fitting, usable) + 1
+    return pages
 
 
 def device_bytes(device: jax.Device) -> int:

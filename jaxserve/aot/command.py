@@ -11,9 +11,9 @@ import jax
 
 from checkpoints.model_config import ModelConfig
 from jaxserve.aot.compiling import OPTIONS
-from jaxserve.aot.lower import trace_step
+from jaxserve.aot.lower import abstract_state, trace_step
 from jaxserve.aot.result import ServerSizes, Survey
-from jaxserve.aot.saved import Manifest, fingerprint, save_steps, versions
+from jaxserve.aot.saved import make_manifest, save_steps
 from jaxserve.aot.survey import Progress, Surveyor
 from jaxserve.aot.target import find_target, make_mesh
 from jaxserve.batch import StepShape
@@ -76,7 +76,6 @@ def save_executables(surveyor: Surveyor, survey: Survey, folder: Path) -> None:
     if not survey.fits:
         raise ConfigError(f"{survey.model} does not fit {survey.gpu}: there is nothing to save")
     mesh = make_mesh(surveyor.target)
-    sizes = surveyor.sizes
 
     def compile_one(shape: StepShape) -> jax.stages.Compiled:
         traced = trace_step(surveyor.step, surveyor.step_sizes(survey.pages), shape, mesh)
@@ -87,18 +86,10 @@ def save_executables(surveyor: Surveyor, survey: Survey, folder: Path) -> None:
     shapes = surveyor.ladder(survey.pages)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         steps = dict(zip(shapes, pool.map(compile_one, shapes), strict=True))
-    manifest = Manifest(
-        **versions(),
-        device_kind=mesh.devices.item().device_kind,
-        platform_version=None,
-        model=fingerprint(surveyor.model),
-        attention=surveyor.attention,
-        dtype=sizes.dtype,
-        num_pages=survey.pages,
-        page_size=sizes.page_size,
-        max_rows=sizes.max_rows,
-        token_budget=sizes.token_budget,
-        max_context=surveyor.max_context(survey.pages),
+    state = abstract_state(surveyor.step_sizes(survey.pages), surveyor.sizes.page_size)
+    device_kind = mesh.devices.item().device_kind
+    manifest = make_manifest(
+        surveyor.model, surveyor.attention, state, shapes, device_kind=device_kind
     )
     try:
         written = save_steps(folder, manifest, steps)

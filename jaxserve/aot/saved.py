@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -36,7 +36,8 @@ class Manifest:
         platform_version: of the runtime, where one was there to ask; None fits any.
         model: fingerprint of its config.
         attention: the kind. dtype: of weights and cache.
-        num_pages, page_size, max_rows, token_budget, max_context: of the server.
+        num_pages, page_size, max_rows: of the device state.
+        token_budget, max_pages: of the largest shape.
     """
 
     jaxserve: str
@@ -51,17 +52,38 @@ class Manifest:
     page_size: int
     max_rows: int
     token_budget: int
-    max_context: int
+    max_pages: int
+
+
+def make_manifest(
+    model: ModelConfig,
+    attention: str,
+    state: DeviceState,
+    shapes: Sequence[StepShape],
+    *,
+    device_kind: str,
+    platform_version: str | None = None,
+) -> Manifest:
+    """Of this installation, for steps of these shapes over this state, arrays or shapes."""
+    pages = state.layers[0].k
+    return Manifest(
+        **{name: metadata.version(name) for name in ("jaxserve", "jax", "jaxlib")},
+        device_kind=device_kind,
+        platform_version=platform_version,
+        model=fingerprint(model),
+        attention=attention,
+        dtype=pages.dtype.name,
+        num_pages=pages.shape[0],
+        page_size=pages.shape[1],
+        max_rows=state.last_token.shape[0],
+        token_budget=max(shapes).num_tokens,
+        max_pages=max(shapes).max_pages,
+    )
 
 
 def fingerprint(model: ModelConfig) -> str:
     """Of everything that a config says."""
     return hashlib.sha256(msgspec.json.encode(model)).hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """The manifest's fields that this installation decides."""
-    return {name: metadata.version(name) for name in ("jaxserve", "jax", "jaxlib")}
 
 
 def differences(saved: Manifest, here: Manifest) -> list[str]:
@@ -114,7 +136,7 @@ def read_manifest(folder: Path) -> Manifest:
 def load_steps(
     folder: Path,
     here: Manifest,
-    shapes: tuple[StepShape, ...],
+    shapes: Sequence[StepShape],
     params: Params,
     state: DeviceState,
 ) -> dict[StepShape, jax.stages.Compiled]:

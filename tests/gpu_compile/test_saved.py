@@ -10,24 +10,25 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from engines import tiny
+from engines import TINY, drain, request, tiny
 
 from jaxserve.aot.saved import (
     Manifest,
     differences,
     fingerprint,
     load_steps,
+    make_manifest,
     read_manifest,
     save_steps,
-    versions,
 )
-from jaxserve.batch import StepShape
+from jaxserve.config import EngineConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor import compile_steps, empty_state
-from jaxserve.packing import pack
+from jaxserve.packing import pack, step_shapes
+from jaxserve.startup import load_engine
 from jaxserve.step import make_step
 
-SHAPES = (StepShape(num_tokens=4, num_rows=2, max_pages=2, page_size=16),)
+SHAPES = step_shapes(max_rows=2, token_budget=4, max_context=32, page_size=16)  # 1 and 4 tokens
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +38,12 @@ def loaded():
 
 @pytest.fixture(scope="module")
 def manifest(loaded) -> Manifest:
-    return Manifest(
-        **versions(),
+    return make_manifest(
+        loaded.decoder.config,
+        "cpu",
+        new_state(loaded),
+        SHAPES,
         device_kind=jax.devices()[0].device_kind,
-        platform_version=None,
-        model=fingerprint(loaded.decoder.config),
-        attention="cpu",
-        dtype="float32",
-        num_pages=8,
-        page_size=16,
-        max_rows=2,
-        token_budget=4,
-        max_context=32,
     )
 
 
@@ -107,6 +102,57 @@ def test_executables_of_anything_else_are_refused_with_the_reason(
     here = dataclasses.replace(manifest, **change)
     with pytest.raises(ConfigError, match=f"do not fit: {reason}.*Compile them again"):
         load_steps(folder, here, SHAPES, loaded.params, new_state(loaded))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    yield tmp_path_factory.mktemp("store")
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+def serve(store, **settings):
+    """An engine on the saved model, set up as the executables are."""
+    config = EngineConfig(
+        model=str(TINY / "llama-untied"),
+        store=store,
+        max_rows=2,
+        token_budget=4,
+        max_context=32,
+        swap_space=0.0,
+    )
+    return load_engine(dataclasses.replace(config, **settings)).engine
+
+
+def test_a_server_starts_from_executables_and_draws_the_same_tokens(store, folder, monkeypatch):
+    def no_compiling(*arguments, **settings):
+        raise AssertionError("a step is being compiled")
+
+    compiled_here = serve(store, num_pages=8)
+    monkeypatch.setattr("jaxserve.startup.compile_steps", no_compiling)
+    found = []
+    for engine in (compiled_here, serve(store, executables=folder)):
+        engine.add(request("a", range(5, 15), 6))
+        found.append([event.token_id for event in drain(engine)["a"]])
+    assert found[0] == found[1]
+    assert len(found[0]) == 6
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_pages": 9}, "are for 8 pages: leave out --num-pages 9"),
+        ({"step": "examples.norm_probe:make"}, "of the default step: leave out --step examples"),
+        ({"max_rows": 3}, "max rows 2 there, 3 here"),
+        ({"max_context": 64}, "max pages 2 there, 4 here"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_server_set_up_differently_says_what_differs(
+    store, folder, monkeypatch, settings, message
+):
+    monkeypatch.setattr("jaxserve.startup.resolve_step", lambda name, decoder: make_step(decoder))
+    with pytest.raises(ConfigError, match=message):
+        serve(store, executables=folder, **settings)
 
 
 def test_a_platform_version_counts_only_where_both_sides_know_it(manifest):

@@ -78,7 +78,7 @@ def compiling(request: pytest.FixtureRequest) -> Iterator[dict[Key, Future[Compi
     keys = dict.fromkeys(
         item.callspec.params["key"]
         for item in request.session.items
-        if "compiled" in getattr(item, "fixturenames", ())
+        if "compiling" in getattr(item, "fixturenames", ())
     )
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield {key: pool.submit(compile_key, key) for key in keys}
