@@ -109,9 +109,11 @@ def _token_ids(spans: Seq[Span], row_start: np.ndarray, num_tokens: int) -> np.n
 
 def _page_table(spans: Seq[Span], shape: StepShape) -> PageTable:
     pages = np.full((shape.num_rows, shape.max_pages), NULL_PAGE, np.int32)
-    for row, span in enumerate(spans):
-        held = span.sequence.pages
-        pages[row, : len(held)] = np.frombuffer(held, np.int32)
+    held = [span.sequence.pages for span in spans]
+    # All rows at once: boolean indexing fills row after row, in the order the pages are joined.
+    lengths = np.fromiter(map(len, held), np.int32, len(held))
+    owned = np.arange(shape.max_pages, dtype=np.int32) < lengths[:, None]
+    pages[: len(held)][owned] = np.frombuffer(b"".join(held), np.int32)
     return PageTable(pages)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 ServiceClass = Literal["interactive", "batch"]
@@ -63,8 +65,7 @@ class Request:
     deadline: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(msgspec.Struct, frozen=True):
     """One generated token, or the end of a request.
 
     Attributes:
@@ -83,7 +84,7 @@ class TokenEvent:
     request_id: str
     token_id: int | None
     logprob: float | None = None
-    top_logprobs: tuple[tuple[int, float], ...] = field(default=())
+    top_logprobs: tuple[tuple[int, float], ...] = ()
     finish_reason: FinishReason | None = None
     num_cached: int = 0
     queued: float = 0.0

@@ -135,7 +135,7 @@ class Scheduler:
             for sequence in tuple(self.running):  # the oldest first
                 ready = sequence.num_pending == 1 and sequence.wants_token
                 if ready and may_run(sequence, allowance):
-                    self._place(spans, sequence, 1)
+                    self._decode(spans, sequence)
         if self.num_preemptions == preemptions:
             for sequence in self._admit(allowance, now):
                 if sequence.num_pending == 1:  # restored from the host: it decodes at once
@@ -240,6 +240,17 @@ class Scheduler:
             self.swap.restore(sequence)
         else:
             self.swap.drop(sequence)
+
+    def _decode(self, spans: list[Span], sequence: Sequence) -> None:
+        """Put the sequence's last known token into the step."""
+        start = sequence.num_computed
+        if start == len(sequence.pages) * self.pool.page_size or sequence.slot < 0:
+            self._place(spans, sequence, 1)
+            return
+        # Most steps of most sequences: nothing to find, to copy or to grow.
+        spans.append(Span(sequence, start, start + 1, start == len(sequence.tokens), True))
+        sequence.num_computed = start + 1
+        sequence.num_unseen += 1
 
     def _place(self, spans: list[Span], sequence: Sequence, num_tokens: int) -> None:
         """Put the sequence's next tokens into the step: as many as find a page."""

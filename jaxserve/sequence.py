@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+import msgspec
+
 from jaxserve.request import Request
 
 
@@ -84,8 +86,7 @@ class Sequence:
         return not self.finished and self.num_drawn < self.request.sampling.max_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """Tokens [start, stop) of a sequence, computed in one step.
 
     Attributes:
@@ -93,6 +94,9 @@ class Span:
         draws: the span ends at the sequence's last token, so a new token is drawn.
         copy: (from, to): a page to copy before the step writes anything.
     """
+
+    # A struct, like Drawn and TokenEvent: one is made for every row of every step, and making a
+    # frozen dataclass takes several times as long.
 
     sequence: Sequence
     start: int
@@ -106,8 +110,7 @@ class Span:
         return self.stop - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(msgspec.Struct, frozen=True):
     """What a step reports for one span: a token, and log-probabilities where asked for."""
 
     token_id: int
