@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from checkpoints import Store, open_checkpoint
 from checkpoints.model_config import ModelConfig
 from jaxserve.aot.serving import saved_pages, saved_steps
+from jaxserve.aot.target import settle_for_cpu
 from jaxserve.calibrate import Calibration, calibrate
 from jaxserve.cards import Dtype
 from jaxserve.config import EngineConfig
@@ -68,6 +69,7 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         ConfigError: the settings do not fit together, the model or the device.
     """
     check_budget(config.max_rows, config.token_budget)
+    settle_for_cpu()
     store = Store(config.store)
     use_compilation_cache(store.xla_cache)
     checkpoint = open_checkpoint(config.model, store)

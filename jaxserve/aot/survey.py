@@ -189,7 +189,7 @@ class Surveyor:
             cache_bytes=num_bytes(state),
             alias_bytes=min(step.alias_bytes for step in steps),
             temp_bytes=max(step.temp_bytes for step in steps),
-            decode_bytes_ratio=None if None in ratios else max(cast(list[float], ratios)),
+            decode_bytes_ratio=max(cast(list[float], ratios)) if ratios and all(ratios) else None,
             predicted_ms=decodes[0].predicted_ms if decodes else None,
             kernels=worst(kernel for step in compiled for kernel in step.kernels),
             steps=tuple(steps),

@@ -3,7 +3,9 @@ until it is asked to compile."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import pkgutil
 import re
 import sys
 import tempfile
@@ -122,6 +124,26 @@ def make_mesh(target: Target) -> Mesh:
                 "jax_platforms to cpu before jax is first used"
             ) from error
     return topologies.make_mesh(topology, (1,), ("gpu",))
+
+
+def settle_for_cpu() -> None:
+    """Where the compiler is installed but no driver, tell jax to use the CPU.
+
+    It would come to that by itself, but not before it has logged a traceback for want of CUDA.
+    To be called before jax is first used; what the user set stands.
+    """
+    import jax
+
+    spec = util.find_spec("jax_plugins")
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    plugins = {module.name for module in pkgutil.iter_modules(folders)}
+    chosen = getattr(jax.config, "jax_platforms", None)
+    if chosen or plugins != {"xla_cuda12"} or util.find_spec("libtpu"):
+        return
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        jax.config.update("jax_platforms", "cpu")
 
 
 @contextmanager

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from importlib import metadata, util
 
 import pytest
@@ -65,3 +68,22 @@ def test_a_missing_ptxas_is_told_with_the_remedy(monkeypatch):
     monkeypatch.setattr(util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"ptxas.*is missing: run `pip install 'jaxserve\[gpu"):
         find_ptxas()
+
+
+def test_without_a_driver_an_installed_compiler_does_not_stop_the_cpu_from_serving():
+    """In a process of its own: jax decides once."""
+    code = (
+        "from jaxserve.aot.target import settle_for_cpu; settle_for_cpu(); import jax; "
+        "print(jax.default_backend())"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env=environment,
+    )
+    assert done.stdout.strip() in ("cpu", "gpu")
+    assert "Traceback" not in done.stderr
