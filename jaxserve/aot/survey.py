@@ -93,7 +93,7 @@ class Surveyor:
 
     def cases(self) -> list[Case]:
         """The decodes within the model's context, and one prompt that fills the budget."""
-        budget = self.sizes.token_budget
+        budget = min(self.sizes.token_budget, self.model.max_context)
         decodes = [case for case in DECODES if case.context <= self.model.max_context]
         return [*decodes, Case("prefill", 1, budget, budget)]
 
