@@ -60,7 +60,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
 
 
 def test_an_engine_draws_the_same_tokens_with_every_kind_of_attention():
-    family = "gemma3-hybrid"  # layers with a window and layers without
+    family = "mistral-window"
     rng = random.Random(0)
     requests = [
         request(
