@@ -26,6 +26,9 @@ from jaxserve.plan import PLAN_MODELS
 from jaxserve.roofline import model_shape
 from jaxserve.step import make_step
 
+# The first test waits for a whole model; on a machine busy with other things that takes its time.
+pytestmark = pytest.mark.timeout(900)
+
 MODELS = ("llama-3.1-8b", "qwen3-8b", "smollm2-135m")
 LAYERS = 3  # the first of them launches what all share as well
 NUM_PAGES = 28_000  # 58 GB in all layers of an 8B model
