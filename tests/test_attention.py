@@ -92,7 +92,7 @@ def packings(draw: st.DrawFn) -> Rows:
     return rows
 
 
-@each_dialect
+@pytest.mark.parametrize("dialect", ["cpu", "triton"])
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(rows=packings())
 def test_drawn_packings_equal_it_too(dialect, rows):
