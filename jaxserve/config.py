@@ -21,8 +21,8 @@ class EngineConfig:
         page_size: B, tokens per page.
         num_pages: N, the null page included; None sizes the pool from `memory_fraction`.
         memory_fraction: share of the device's memory for weights and pages together.
-        max_rows: most sequences in a step.
-        token_budget: most tokens in a step.
+        max_rows: most sequences in a step; None is 64 on a CPU, 256 on a GPU.
+        token_budget: most tokens in a step; None is 256 on a CPU, 1,024 on a GPU.
         max_context: most tokens a sequence may hold; None takes the model's own limit.
         prefix_reuse: sequences that begin alike share pages.
         swap_space: GiB of host memory for preempted sequences; 0 recomputes them.
@@ -43,8 +43,8 @@ class EngineConfig:
     page_size: int = 16
     num_pages: int | None = None
     memory_fraction: float | None = None
-    max_rows: int = 64
-    token_budget: int = 256
+    max_rows: int | None = None
+    token_budget: int | None = None
     max_context: int | None = None
     prefix_reuse: bool = True
     swap_space: float = 1.0

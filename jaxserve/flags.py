@@ -91,14 +91,14 @@ def add_engine(serve: Parser) -> None:
         type=positive,
         metavar="R",
         default=default(EngineConfig, "max_rows"),
-        help="most sequences running at once",
+        help="most sequences running at once; unset: 64 on a CPU, 256 on a GPU",
     )
     engine.add_argument(
         "--token-budget",
         type=positive,
         metavar="T",
         default=default(EngineConfig, "token_budget"),
-        help="most tokens in a step, prefill and decode together",
+        help="most tokens in a step, prefill and decode together; unset: 256 or 1024",
     )
     engine.add_argument(
         "--max-context",

@@ -17,6 +17,7 @@ from checkpoints import Store, open_checkpoint
 from checkpoints.model_config import ModelConfig
 from jaxserve.aot.serving import saved_pages, saved_steps
 from jaxserve.aot.target import settle_for_cpu
+from jaxserve.batch import StepShape
 from jaxserve.calibrate import Calibration, calibrate
 from jaxserve.cards import Dtype
 from jaxserve.config import EngineConfig
@@ -40,6 +41,9 @@ from jaxserve.workload import Promise
 
 logger = logging.getLogger("jaxserve.startup")
 
+USUAL_SIZES = {"cpu": (64, 256), "gpu": (256, 1024)}
+"""Rows and tokens of a step, by platform. Behind a GPU's reading of the weights the arithmetic of
+some hundred tokens is hidden; a CPU's never is."""
 # A CPU shares its memory with everything else on the machine; a GPU is ours.
 MEMORY_FRACTION = {"cpu": 0.1, "gpu": 0.9}
 
@@ -61,6 +65,24 @@ class LoadedEngine:
     longest_step: float
 
 
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """What steps are compiled for, at most: rows, tokens; and tokens per page."""
+
+    max_rows: int
+    token_budget: int
+    page_size: int
+
+    def shapes(self, max_context: int) -> tuple[StepShape, ...]:
+        """The ladder of shapes."""
+        return step_shapes(
+            max_rows=self.max_rows,
+            token_budget=self.token_budget,
+            max_context=max_context,
+            page_size=self.page_size,
+        )
+
+
 def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> LoadedEngine:
     """Build the engine that `config` describes on jax's default device.
 
@@ -68,12 +90,12 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         CheckpointError: the model cannot be found or read.
         ConfigError: the settings do not fit together, the model or the device.
     """
-    check_budget(config.max_rows, config.token_budget)
     settle_for_cpu()
     store = Store(config.store)
     use_compilation_cache(store.xla_cache)
     checkpoint = open_checkpoint(config.model, store)
     platform = jax.default_backend()
+    sizes = resolve_sizes(config, platform)
     dtype = resolve_dtype(config.dtype, platform)
     max_context = resolve_context(config, checkpoint.config)
     attention = choose_attention(config.attention)
@@ -87,8 +109,8 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         taken = 0
         if platform != "cpu":
             taken = RUNTIME_BYTES + weight_bytes(params)
-            taken += step_bytes(config, step, params, checkpoint.config, dtype, max_context)
-        num_pages = pool_size(config, checkpoint.config, dtype, max_context, taken)
+            taken += step_bytes(sizes, step, params, checkpoint.config, dtype, max_context)
+        num_pages = pool_size(config, sizes, checkpoint.config, dtype, max_context, taken)
 
     pool = PagePool(num_pages, config.page_size)
     max_context = min(max_context, pool.capacity)
@@ -96,15 +118,10 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         checkpoint.config,
         num_pages=num_pages,
         page_size=config.page_size,
-        max_rows=config.max_rows,
+        max_rows=sizes.max_rows,
         dtype=dtype,
     )
-    shapes = step_shapes(
-        max_rows=config.max_rows,
-        token_budget=config.token_budget,
-        max_context=max_context,
-        page_size=config.page_size,
-    )
+    shapes = sizes.shapes(max_context)
     if config.executables is None:
         threads = max(1, min(len(shapes), os.cpu_count() or 1))
         steps = compile_steps(step, params, state, shapes, threads=threads, progress=progress)
@@ -116,22 +133,22 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         executor,
         num_pages=num_pages,
         page_size=config.page_size,
-        token_budget=min(config.token_budget, max_context),
+        token_budget=min(sizes.token_budget, max_context),
     )
     page_bytes = kv_bytes_per_token(checkpoint.config, dtype.itemsize) * config.page_size
     scheduler = Scheduler(
         pool,
-        max_rows=config.max_rows,
-        token_budget=config.token_budget,
+        max_rows=sizes.max_rows,
+        token_budget=sizes.token_budget,
         max_context=max_context,
         prefix_reuse=config.prefix_reuse,
         swap=SwapSpace(pool, int(config.swap_space * 2**30) // page_bytes, calibration.swap_cost),
-        policy=make_policy(config, checkpoint.config, dtype, calibration, platform),
+        policy=make_policy(config, sizes, checkpoint.config, dtype, calibration, platform),
     )
     description = (
         f"{jax.devices()[0].device_kind}, {dtype.name}, {pool.num_total} pages of "
-        f"{pool.page_size} tokens, context {scheduler.max_context}, {config.max_rows} rows, "
-        f"{config.token_budget} tokens a step, attention {attention.kind}"
+        f"{pool.page_size} tokens, context {scheduler.max_context}, {sizes.max_rows} rows, "
+        f"{sizes.token_budget} tokens a step, attention {attention.kind}"
     )
     return LoadedEngine(
         Engine(scheduler, executor),
@@ -143,6 +160,7 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
 
 def make_policy(
     config: EngineConfig,
+    sizes: StepSizes,
     model: ModelConfig,
     dtype: jnp.dtype,
     calibration: Calibration,
@@ -159,13 +177,7 @@ def make_policy(
         prefill_seconds=calibration.prefill_step,
         prefill_tokens=calibration.prefill_tokens,
     )
-    shapes = step_shapes(
-        max_rows=config.max_rows,
-        token_budget=config.token_budget,
-        max_context=model.max_context,
-        page_size=config.page_size,
-    )
-    counts = [shape.num_tokens for shape in shapes]
+    counts = [shape.num_tokens for shape in sizes.shapes(model.max_context)]
 
     def padded(tokens: float) -> float:
         """What the device computes in a step of so many tokens."""
@@ -209,6 +221,15 @@ def resolve_dtype(name: str | None, platform: str) -> jnp.dtype:
     return jnp.dtype(name)
 
 
+def resolve_sizes(config: EngineConfig, platform: str) -> StepSizes:
+    """As asked for, or what suits the device. Raises ConfigError if the two do not fit."""
+    rows, tokens = USUAL_SIZES.get(platform, USUAL_SIZES["gpu"])
+    rows = config.max_rows or min(rows, config.token_budget or rows)
+    tokens = config.token_budget or max(tokens, rows)
+    check_budget(rows, tokens)
+    return StepSizes(rows, tokens, config.page_size)
+
+
 def resolve_context(config: EngineConfig, model: ModelConfig) -> int:
     """The most tokens a sequence may hold."""
     if config.max_context is None:
@@ -241,7 +262,7 @@ def weight_bytes(params: Any) -> int:
 
 
 def step_bytes(
-    config: EngineConfig,
+    sizes: StepSizes,
     step: StepFn,
     params: Any,
     model: ModelConfig,
@@ -253,28 +274,28 @@ def step_bytes(
     It does not depend on the size of the cache, so the smallest cache is compiled for.
     """
     state = empty_state(
-        model, num_pages=2, page_size=config.page_size, max_rows=config.max_rows, dtype=dtype
+        model, num_pages=2, page_size=sizes.page_size, max_rows=sizes.max_rows, dtype=dtype
     )
-    shape = step_shapes(
-        max_rows=config.max_rows,
-        token_budget=config.token_budget,
-        max_context=max_context,
-        page_size=config.page_size,
-    )[-1]
+    shape = sizes.shapes(max_context)[-1]
     compiled = compile_step(step, params, state, *pack((), shape))
     analysis = compiled.memory_analysis()
     return 0 if analysis is None else int(analysis.temp_size_in_bytes)
 
 
 def pool_size(
-    config: EngineConfig, model: ModelConfig, dtype: jnp.dtype, max_context: int, taken: int
+    config: EngineConfig,
+    sizes: StepSizes,
+    model: ModelConfig,
+    dtype: jnp.dtype,
+    max_context: int,
+    taken: int,
 ) -> int:
     """Pages that fit beside `taken` bytes, but no more than all rows can use."""
     device = jax.devices()[0]
     total = device_bytes(device)
     fraction = config.memory_fraction or MEMORY_FRACTION.get(device.platform, 0.9)
     page_bytes = kv_bytes_per_token(model, dtype.itemsize) * config.page_size
-    most = config.max_rows * -(-max_context // config.page_size)
+    most = sizes.max_rows * -(-max_context // config.page_size)
     pages = fitting_pages(fraction * total, taken, page_bytes, most)
     if not pages:
         raise ConfigError(

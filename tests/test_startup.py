@@ -14,7 +14,7 @@ from engines import TINY, drain, request, tiny
 import checkpoints
 from jaxserve.config import EngineConfig, decode_engine_config, encode_engine_config
 from jaxserve.errors import ConfigError
-from jaxserve.startup import load_engine, pool_size, step_bytes
+from jaxserve.startup import StepSizes, load_engine, pool_size, resolve_sizes, step_bytes
 from jaxserve.step import make_step
 
 FLOAT32 = jnp.dtype(jnp.float32)
@@ -74,6 +74,21 @@ def test_settings_that_cannot_work_are_refused_with_the_reason(store, changes, w
         load_engine(config_for(store, **changes))
 
 
+@pytest.mark.parametrize(
+    "platform, asked, sizes",
+    [
+        ("cpu", {}, (64, 256)),
+        ("gpu", {}, (256, 1024)),
+        ("gpu", {"max_rows": 2000}, (2000, 2000)),
+        ("gpu", {"token_budget": 100}, (100, 100)),
+        ("cpu", {"max_rows": 8, "token_budget": 32}, (8, 32)),
+    ],
+)
+def test_the_sizes_of_a_step_are_those_asked_for_or_suit_the_device(platform, asked, sizes):
+    config = EngineConfig("tiny", Path("store"), **asked)
+    assert resolve_sizes(config, platform) == StepSizes(*sizes, config.page_size)
+
+
 def test_an_unknown_model_is_refused(store):
     with pytest.raises(checkpoints.CheckpointError, match="no model"):
         load_engine(config_for(store, model="nonesuch"))
@@ -82,13 +97,13 @@ def test_an_unknown_model_is_refused(store):
 def test_the_pool_takes_what_is_left_and_no_more_than_the_rows_can_use(store, monkeypatch):
     monkeypatch.setattr("jaxserve.startup.device_bytes", lambda device: 100 * PAGE_BYTES)
     model = tiny("llama-untied").decoder.config
-    config = config_for(store, memory_fraction=0.5, max_rows=1000)
-    assert pool_size(config, model, FLOAT32, 128, taken=0) == 50 + 1
-    assert pool_size(config, model, FLOAT32, 128, taken=20 * PAGE_BYTES) == 30 + 1
-    few = dataclasses.replace(config, max_rows=2)
-    assert pool_size(few, model, FLOAT32, 128, taken=0) == 2 * 8 + 1
+    config = config_for(store, memory_fraction=0.5)
+    many, few = (StepSizes(rows, 1024, config.page_size) for rows in (1000, 2))
+    assert pool_size(config, many, model, FLOAT32, 128, taken=0) == 50 + 1
+    assert pool_size(config, many, model, FLOAT32, 128, taken=20 * PAGE_BYTES) == 30 + 1
+    assert pool_size(config, few, model, FLOAT32, 128, taken=0) == 2 * 8 + 1
     with pytest.raises(ConfigError, match="memory-fraction"):
-        pool_size(config, model, FLOAT32, 128, taken=49 * PAGE_BYTES)
+        pool_size(config, many, model, FLOAT32, 128, taken=49 * PAGE_BYTES)
 
 
 def test_a_steps_temporaries_are_the_compilers_own_figure(store):
@@ -96,7 +111,7 @@ def test_a_steps_temporaries_are_the_compilers_own_figure(store):
     step = make_step(loaded.decoder)
     small, large = (
         step_bytes(
-            config_for(store, max_rows=2, token_budget=budget),
+            StepSizes(max_rows=2, token_budget=budget, page_size=16),
             step,
             loaded.params,
             loaded.decoder.config,
