@@ -131,9 +131,9 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
     executor = JaxExecutor(params, state, steps)
     calibration = calibrate(
         executor,
-        num_pages=num_pages,
+        max_context=max_context,
         page_size=config.page_size,
-        token_budget=min(sizes.token_budget, max_context),
+        sizes=[shape.num_tokens for shape in shapes],
     )
     page_bytes = kv_bytes_per_token(checkpoint.config, dtype.itemsize) * config.page_size
     scheduler = Scheduler(
@@ -154,7 +154,7 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         Engine(scheduler, executor),
         checkpoint.config.vocab_size,
         description,
-        longest_step=calibration.prefill_step,
+        longest_step=calibration.longest_step,
     )
 
 
@@ -171,12 +171,8 @@ def make_policy(
     if promise is None:
         return NoPromise(max_queue=config.max_queue, max_tokens_cap=config.max_tokens_cap)
     name = cast(Dtype, dtype.name)
-    seed = measured_seed(
-        model_shape(config.model, model, weight_dtype=name, kv_dtype=name),
-        decode_seconds=calibration.decode_step,
-        prefill_seconds=calibration.prefill_step,
-        prefill_tokens=calibration.prefill_tokens,
-    )
+    shape = model_shape(config.model, model, weight_dtype=name, kv_dtype=name)
+    seed = measured_seed(shape, calibration.step_seconds)
     counts = [shape.num_tokens for shape in sizes.shapes(model.max_context)]
 
     def padded(tokens: float) -> float:

@@ -12,7 +12,7 @@ from toy_promise import PROMISE, ROOFLINE, ask, make_policy, make_scheduler, ser
 
 from jaxserve.errors import ConfigError
 from jaxserve.plan import make_plan
-from jaxserve.policy import MARGIN, NoPromise
+from jaxserve.policy import MARGIN, Load, NoPromise
 from jaxserve.request import Request
 from jaxserve.scheduler import Scheduler
 from jaxserve.sequence import Drawn
@@ -37,6 +37,21 @@ def test_the_running_limit_is_the_planners():
     planned = make_plan(ROOFLINE, work, promise).limits.admission
     limit = make_pace().running_limit(work.running_context, work.prompt_per_output, 1000)
     assert limit == pytest.approx(planned, rel=0.1)
+
+
+def test_the_running_limit_falls_by_a_small_share_whatever_its_size():
+    """Those who wait were let in with the old limit in mind."""
+    policy = make_policy()
+    falls = []
+    for context in (20_000, 1452):
+        policy._context, policy._limit = float(context), 0.0
+        policy._set_limit(Load([], [], 256, 4096))
+        before = policy.running_limit
+        policy._context = 1e6
+        for _ in range(10):
+            policy._set_limit(Load([], [], 256, 4096))
+        falls.append(policy.running_limit / before)
+    assert falls == pytest.approx([0.9, 0.9], abs=0.1)
 
 
 def test_long_prompts_do_not_lower_the_limit_beyond_half_a_step():

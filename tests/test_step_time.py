@@ -90,13 +90,23 @@ def test_padding_costs_what_it_fills_a_step_up_to():
     assert model.predict(StepLoad(300, 0)) == model.predict(StepLoad(512, 0))
 
 
-def test_two_timed_steps_make_a_seed():
+def test_timed_steps_make_a_seed():
     seed = measured_seed(
-        ROOFLINE.shape,
-        decode_seconds=ROOFLINE.step_seconds(1),
-        prefill_seconds=ROOFLINE.prefill_seconds(2048),
-        prefill_tokens=2048,
+        ROOFLINE.shape, {n: ROOFLINE.prefill_seconds(n) for n in (1, 64, 256, 1024, 2048)}
     )
     assert seed.per_token == pytest.approx(SEED.per_token, rel=0.1)
     assert seed.per_kv_token == pytest.approx(SEED.per_kv_token, rel=0.01)
     assert seed.per_pair == pytest.approx(SEED.per_pair, rel=0.1)
+    for tokens in (1, 40, 128, 700, 2048, 4096):
+        load = StepLoad(tokens, tokens, 0)
+        assert StepTimeModel(seed).predict(load) == pytest.approx(
+            ROOFLINE.step_seconds(0, tokens), rel=0.15
+        )
+
+
+def test_steps_that_do_not_take_longer_in_a_straight_line_are_predicted_as_they_were_timed():
+    timed = {1: 0.03, 8: 0.09, 32: 0.08, 128: 0.2, 256: 0.9}
+    model = StepTimeModel(measured_seed(ROOFLINE.shape, timed))
+    at = [model.predict(StepLoad(tokens, 0)) for tokens in (1, 8, 32, 80, 128, 256, 512)]
+    assert at == pytest.approx([0.03, 0.09, 0.09, 0.145, 0.2, 0.9, 1.77])
+    assert measured_seed(ROOFLINE.shape, {1: 0.03}).token_seconds(64) == 0.0

@@ -121,6 +121,7 @@ class Promised:
         self.ladder = Ladder()
         self.refusals: Counter[RefusalReason] = Counter()
         self.running_limit = 1
+        self._limit = 1.0
         self._max_queue = max_queue
         self._max_tokens_cap = max_tokens_cap
         share = 1 - promise.percentile / 100
@@ -313,8 +314,8 @@ class Promised:
         too_slow = self.ladder.rung > 0 and self._tpot_left.left < self._ttft_left.left
         wanted = max(1, round(limit * FEWER)) if too_slow else limit
         # Those who wait were let in with the old limit in mind: it falls little by little.
-        gently = math.ceil(self.running_limit * LIMIT_STEP) - 1
-        self.running_limit = max(wanted, min(self.running_limit, max(1, gently)))
+        self._limit = max(float(wanted), self._limit * LIMIT_STEP)
+        self.running_limit = math.ceil(self._limit)
 
     def _kept_places(self, now: float) -> list[Prompt]:
         """The work kept for those who were told to come about now, as far as they do come."""

@@ -10,8 +10,10 @@ is far off, as on a CPU, is forgotten within some dozens of steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from jaxserve.roofline import ModelShape, Roofline, StepWork
 from jaxserve.sequence import Span
@@ -64,14 +66,14 @@ class Seed:
 
     Attributes:
         floor: of a step, whatever it does.
-        hidden: tokens whose arithmetic that hides.
-        per_token: of every token beyond those.
+        token_seconds: of so many tokens in a step, beyond the floor. Never falls.
+        per_token: of a token of a long prompt.
         per_kv_token: of a cached token that is read.
         per_pair: of a prompt token looking at another.
     """
 
     floor: float
-    hidden: float
+    token_seconds: Callable[[float], float]
     per_token: float
     per_kv_token: float
     per_pair: float
@@ -84,32 +86,53 @@ def roofline_seed(roofline: Roofline) -> Seed:
     read = shape.span(far - 1, far)
     floor = roofline.work_seconds(StepWork(1, 1, 0, 0))
     per_token = roofline.work_seconds(StepWork(1e6, 0, 0, 0)) / 1e6
+    hidden = (floor - roofline.overhead) / per_token
     return Seed(
         floor=floor,
-        hidden=(floor - roofline.overhead) / per_token,
+        token_seconds=lambda tokens: per_token * max(0.0, tokens - hidden),
         per_token=per_token,
         per_kv_token=read.kv_bytes / far / roofline.card.bandwidth,
         per_pair=read.attention_flops / far / (roofline.mfu * roofline.card.bf16_flops),
     )
 
 
-def measured_seed(
-    shape: ModelShape, *, decode_seconds: float, prefill_seconds: float, prefill_tokens: int
-) -> Seed:
-    """From two steps of the very device: of a single decode, and of so many tokens of a prompt.
+def measured_seed(shape: ModelShape, step_seconds: Mapping[int, float]) -> Seed:
+    """From steps of the very device.
 
-    The first says how fast weights are read, the second how fast arithmetic is.
+    The single token's says how fast weights are read, the largest how fast arithmetic is; what
+    lies between is no straight line on every device.
+
+    Args:
+        shape: of the model.
+        step_seconds: of steps by their number of tokens: 1, and at least one more.
     """
-    per_token = max(1e-9, prefill_seconds - decode_seconds) / prefill_tokens
-    bandwidth = shape.read_bytes / decode_seconds
+    floor, most = step_seconds[1], max(step_seconds)
+    per_token = max(1e-9, step_seconds[most] - floor) / most
+    bandwidth = shape.read_bytes / floor
     pair_flops = 4 * shape.num_heads * shape.head_dim * len(shape.windows)
     return Seed(
-        floor=decode_seconds,
-        hidden=0.0,
+        floor=floor,
+        token_seconds=_rising({n: seconds - floor for n, seconds in step_seconds.items()}),
         per_token=per_token,
         per_kv_token=shape.kv_bytes_per_token / bandwidth,
         per_pair=per_token * pair_flops / (2 * shape.layer_params),
     )
+
+
+def _rising(points: Mapping[int, float]) -> Callable[[float], float]:
+    """Straight lines between points, none of them falling; beyond the last as steep as to it."""
+    places = sorted(points)
+    values = list(accumulate((points[place] for place in places), max))
+
+    def at(place: float) -> float:
+        if place >= places[-1]:
+            return values[-1] * place / places[-1]
+        right = max(1, bisect_right(places, place))
+        before, after = places[right - 1], places[right]
+        share = (place - before) / (after - before)
+        return values[right - 1] + share * (values[right] - values[right - 1])
+
+    return at
 
 
 class StepTimeModel:
@@ -153,7 +176,7 @@ class StepTimeModel:
         seed = self._seed
         return (
             seed.floor,
-            seed.per_token * max(0.0, self._padded(load.tokens) - seed.hidden),
+            seed.token_seconds(self._padded(load.tokens)),
             seed.per_kv_token * load.kv_tokens,
             seed.per_pair * load.pairs,
         )
