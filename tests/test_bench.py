@@ -11,8 +11,9 @@ import jax
 import pytest
 from engines import TINY
 
-from bench import overload
+from bench import gpu_check, overload
 from bench.clients import Attempt
+from bench.gpu.stage import Given, Outcome, Stage, run_stage
 from bench.measure import Round, Timeline, figures, random_prompts
 from jaxserve.workload import Promise
 
@@ -170,3 +171,53 @@ def test_no_prompt_comes_twice_and_a_seed_repeats_them():
     assert len(set(prompts)) == 24 and all(0 <= t < 320 for prompt in prompts for t in prompt)
     assert [tuple(prompt) for prompt in next(again)] == prompts[:8]
     assert tuple(next(other)[0]) not in prompts
+
+
+def test_the_gpu_check_runs_to_its_end_without_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    # Compiling is what takes the time here, and LLVM's optimiser most of that.
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    file = tmp_path / "check.json"
+    done = run("bench.gpu_check", "--out", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no GPU" in done.stdout and "Traceback" not in done.stderr
+    got = json.loads(file.read_text())
+    assert (got["platform"], got["passed"], got["jax"]) == ("cpu", True, jax.__version__)
+    ended = {stage["stage"]: stage["ended"] for stage in got["stages"]}
+    assert ended == dict.fromkeys(("rates", "agreement", "kernels", "step", "engine"), "done")
+    points = {stage["stage"]: stage["points"] for stage in got["stages"]}
+
+    compared = [(point["kernel"], point["case"]) for point in points["agreement"]]
+    assert {("paged_attention", case) for case in ("decode", "prefill", "mixed")} < set(compared)
+    assert {"write_kv", "copy_pages"} < {kernel for kernel, _ in compared}
+    assert all(point["agrees"] for point in points["agreement"])
+    for point in points["kernels"]:
+        assert point["triton_us"] > 0 and point["jnp_us"] > 0 and point["triton_share"] > 0
+        assert ("xla_us" in point) == (point["kernel"] in ("prefill", "decode"))
+    for point in points["step"]:
+        assert point["roofline_share"] == pytest.approx(
+            point["roofline_ms"] / point["step_ms"], rel=0.01
+        )
+    assert {point["step"] for point in points["step"]} == {"prefill", "decode"}
+    assert all(point[name] > 0 for point in points["engine"] for name in TIMES)
+
+
+@pytest.mark.parametrize(
+    ("toy", "ended", "error"),
+    [
+        ("raising", "failed", "ValueError: no such tile"),
+        ("crashing", "failed", "ended with -9"),
+        ("endless", "cut", "its 5 s were over"),
+    ],
+)
+def test_a_stage_that_ends_badly_keeps_its_points_and_says_why(toy, ended, error, tmp_path):
+    outcome = run_stage(Stage("toy", f"toy_stages:{toy}", 5), Given(tmp_path))
+    assert (outcome.ended, outcome.points) == (ended, [{"n": 1}])
+    assert error in outcome.error
+    assert gpu_check.passed([outcome]) == (ended == "cut")
+
+
+def test_the_gpu_check_does_not_pass_if_anything_disagrees():
+    points = [{"kernel": "write_kv", "agrees": True}, {"kernel": "copy_pages", "agrees": False}]
+    assert gpu_check.passed([Outcome("agreement", points=points[:1])])
+    assert not gpu_check.passed([Outcome("agreement", points=points)])
