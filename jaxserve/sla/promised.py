@@ -9,8 +9,9 @@ and values read, and prefills as many prompt tokens as come in meanwhile (up to 
 below TPOT. Not memory: with pages for 300 sequences and time for 80, the 300 would all be slow.
 
 **How much prefill a step carries**: what TPOT leaves beside the decodes. When that would make a
-prompt late, every second step may leave the decodes out, as long as all of them can spare the time:
-TPOT is a request's mean, and `pace` sees to it that the mean is kept.
+prompt late, every second step may leave the decodes out, or steps may be twice as long where that
+is quicker, as long as all decodes can spare the time: TPOT is a request's mean, and `pace` sees to
+it that the mean is kept.
 
 **Whose turn it is** (`turns`): prompts by deadline; if not all can make it, those with the most
 left step back, so that the fewest are late. Tenants share equally. If a prompt has waited
@@ -45,7 +46,7 @@ from jaxserve.policy import OLDEST_SHARE, QUEUE_FULL, Allowance, Load, Refusal, 
 from jaxserve.request import RefusalReason, Request
 from jaxserve.sequence import Sequence, Span
 from jaxserve.sla.ladder import DEPTH, RUNGS, Ladder, MissAllowance
-from jaxserve.sla.outlook import Outlook, look
+from jaxserve.sla.outlook import Hurry, Outlook, look
 from jaxserve.sla.pace import Decodes, Pace
 from jaxserve.sla.retry import Places
 from jaxserve.sla.step_time import TERMS, StepLoad, StepTimeModel, step_load
@@ -154,7 +155,7 @@ class Promised:
         outlook = self._look(load, now, caution + self.pace.calm / 2)
         returning = self._places.claim(sequence.request, now)
         places = [] if returning else self._kept_places(now)
-        slot_seconds = self._slot_seconds(load, sequence.request.tenant, places, now)
+        slot_seconds = self._slot_seconds(load, sequence.request.tenant, places)
         work = outlook.work(sequence) / outlook.speed(self.pace.seconds)
         due = sequence.arrived + self.promise.ttft
         # Waiting for a slot first is the same as having that much less time.
@@ -177,7 +178,7 @@ class Promised:
         if returning and turn_comes < due + self.promise.ttft:
             return None
         if slot_seconds:
-            work = max(work, 1 / self._drain.rate(now))
+            work = max(work, self._slot_interval(load))
         return self._refuse("late", sequence, now, work, ready - due)
 
     def max_tokens(self, request: Request) -> int:
@@ -195,15 +196,15 @@ class Promised:
             self._set_limit(load)
         self._rows_are_short = len(load.running) >= SHORT_OF_ROWS * self.running_limit
         outlook = self._look(load, now)
-        turns, hurried = self._take_turns(outlook)
-        self._leave_out = hurried and outlook.decodes.rows > 0 and not self._leave_out
+        turns, hurry = self._take_turns(outlook)
+        self._leave_out = hurry == "leave out" and not self._leave_out
         self._move(len(turns.late))
         self._order = turns.keys()
         self._greedy = outlook.greedy(self.running_limit)
         starving = any(self._has_waited(sequence, now) for sequence in outlook.prompts)
         return Allowance(
             running_limit=self.running_limit,
-            prefill_tokens=self._room(outlook, turns.early if hurried else [], load),
+            prefill_tokens=self._room(outlook, turns.early, hurry, load),
             chunk=load.token_budget,
             oldest_share=OLDEST_SHARE if starving else 0.0,
             batch=not outlook.prompts,
@@ -269,25 +270,26 @@ class Promised:
     def _look(self, load: Load, now: float, caution: float = 0.0) -> Outlook:
         return look(load, self.pace, self.promise.ttft, max(now, self.device_free) + caution)
 
-    def _take_turns(self, outlook: Outlook) -> tuple[Turns, bool]:
-        """Whose turn it is, and whether they are hurried: decodes left out of every second step."""
+    def _take_turns(self, outlook: Outlook) -> tuple[Turns, Hurry | None]:
+        """Whose turn it is, and how prompts at risk are hurried."""
         seconds = self.pace.seconds
         tight = outlook.later(HASTE * self.promise.ttft)
-        if outlook.to_spare > seconds and tight.turns(seconds).late:
-            return outlook.turns(2 * seconds), True
-        return outlook.turns(seconds), False
+        if outlook.to_spare < seconds or not tight.turns(seconds).late:
+            return outlook.turns(seconds), None
+        return outlook.turns(2 * seconds), outlook.hurry(seconds)
 
-    def _room(self, outlook: Outlook, hurried: list[Prompt], load: Load) -> int:
+    def _room(self, outlook: Outlook, early: list[Prompt], hurry: Hurry | None, load: Load) -> int:
         """Prompt tokens that the next step has room for."""
         decodes, prompts = outlook.decodes, outlook.prompts
         if decodes.rows == len(load.running) + len(load.waiting):
             return 0
         beside = Decodes(0, 0) if self._leave_out else decodes
+        seconds = self.pace.seconds * (2 if hurry == "long step" else 1)
         start = prompts[0].num_computed if prompts else 0
-        room = self.pace.prefill_tokens(beside, start, self.pace.seconds, outlook.most)
-        if hurried:
+        room = self.pace.prefill_tokens(beside, start, seconds, outlook.most)
+        if hurry is not None and early:
             # It is ready at the end of a step: others in its last one would make it later.
-            room = min(room, cast(Sequence, hurried[0].key).num_pending)
+            room = min(room, cast(Sequence, early[0].key).num_pending)
         return room
 
     def _has_waited(self, sequence: Sequence, now: float) -> bool:
@@ -325,7 +327,7 @@ class Promised:
             for place in self._places.due(now, ttft)
         ]
 
-    def _slot_seconds(self, load: Load, tenant: str, places: list[Prompt], now: float) -> float:
+    def _slot_seconds(self, load: Load, tenant: str, places: list[Prompt]) -> float:
         """How long a newcomer waits until few enough run. Who has less than its share of the rows
         does not wait behind those who have more."""
         behind = set() if tenant in self._greedy else self._greedy
@@ -333,7 +335,13 @@ class Promised:
         ahead += sum(sequence.request.tenant not in behind for sequence in load.waiting)
         kept = sum(place.tenant not in behind for place in places)
         over = ahead + kept * self._places.returning
-        return 0.0 if over < 0 else (over + 1) / self._drain.rate(now)
+        return 0.0 if over < 0 else (over + 1) * self._slot_interval(load)
+
+    def _slot_interval(self, load: Load) -> float:
+        """Seconds from one running sequence making way to the next, if as many run as may."""
+        lengths = self._lengths or [s.request.sampling.max_tokens for s in load.running]
+        rows = max(1, min(self.running_limit, load.max_rows))
+        return sum(lengths) / max(1, len(lengths)) * self.pace.usual / rows
 
     def _refuse(
         self, reason: RefusalReason, sequence: Sequence, now: float, work: float, earliest: float

@@ -3,15 +3,16 @@
 A roofline says what a step costs at best: the weights read once, arithmetic for every token beyond
 those that the reading hides, keys and values read, attention over long prompts. A real device takes
 longer, by a factor of its own for each of the four. The factors start at 1 and are fitted to every
-step (recursive least squares on relative errors, the newest steps counting most), so a seed that
-is far off, as on a CPU, is forgotten within some dozens of steps.
+step (recursive least squares on relative errors, the newest steps counting most). A step that is
+far from what was expected is ignored: the host may have paused. Several in a row are believed, and
+everything known is in doubt again, so a seed that is far off is forgotten within some dozen steps.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -19,17 +20,18 @@ from jaxserve.roofline import ModelShape, Roofline, StepWork
 from jaxserve.sequence import Span
 
 TERMS = ("weights", "tokens", "kv_reads", "attention")
-DOUBT = 2.0
+DOUBT = 0.5
 """Standard deviation of a factor before anything was observed."""
+MOST_DOUBT = 2.0
+"""The same after steps that nobody expected, as a share of the factor, or of 1 if it is less."""
 DRIFT = 0.005
 """Standard deviation of a factor's change from one step to the next."""
 NOISE = 0.1
 """Relative standard deviation of a step's duration."""
 SURPRISE = 3.0
-"""A step that took more than this many times the prediction is taken for that many: a pause of
-the host says nothing about the device."""
-TRUSTING = 50
-"""Steps from which predictions are trusted enough to call something a surprise."""
+"""Standard deviations from which a step counts as unexpected."""
+SURPRISES = 3
+"""Unexpected steps in a row that are believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,12 @@ def _rising(points: Mapping[int, float]) -> Callable[[float], float]:
     return at
 
 
+def _doubts(deviations: Sequence[float]) -> list[list[float]]:
+    """A covariance of independent factors."""
+    dims = range(len(deviations))
+    return [[deviations[i] ** 2 * (i == j) for j in dims] for i in dims]
+
+
 class StepTimeModel:
     """Predicts a step's duration. Told of every step.
 
@@ -155,11 +163,9 @@ class StepTimeModel:
         self.factors = [1.0] * len(TERMS)
         self.error = 0.0
         self._num_steps = 0
+        self._surprises: list[float] = []
         # Of the fit: covariance of the factors.
-        self._doubt = [
-            [DOUBT**2 * (row == column) for column in range(len(TERMS))]
-            for row in range(len(TERMS))
-        ]
+        self._doubt = _doubts([DOUBT] * len(TERMS))
 
     def predict(self, load: StepLoad) -> float:
         """Seconds."""
@@ -187,8 +193,6 @@ class StepTimeModel:
         self._num_steps += 1
         miss = abs(seconds - predicted) / seconds
         self.error += (miss - self.error) * max(0.02, 1 / self._num_steps)
-        if self._num_steps > TRUSTING:
-            seconds = min(seconds, SURPRISE * predicted)
         # Everything relative to the duration: a long step must not outweigh twenty short ones.
         x = [term / predicted for term in self._terms(load)]
         self._fit(x, (seconds - predicted) / predicted)
@@ -201,14 +205,29 @@ class StepTimeModel:
             doubt[i][i] += DRIFT**2
         px = [sum(doubt[i][j] * x[j] for j in dims) for i in dims]
         spread = NOISE**2 + sum(x[i] * px[i] for i in dims)
+        if miss**2 > SURPRISE**2 * spread:
+            self._be_surprised(miss)
+            return
+        self._surprises.clear()
         for i in dims:
             # A term may be nearly free, never negative: more work is never predicted to be quicker.
             self.factors[i] = max(0.01, self.factors[i] + px[i] * miss / spread)
             for j in dims:
                 doubt[i][j] -= px[i] * px[j] / spread
         for i in dims:  # what no step tells anything about must not grow more doubtful for ever
-            if doubt[i][i] > DOUBT**2:
-                scale = DOUBT / math.sqrt(doubt[i][i])
+            most = MOST_DOUBT * max(1.0, self.factors[i])
+            if doubt[i][i] > most**2:
+                scale = most / math.sqrt(doubt[i][i])
                 for j in dims:
                     doubt[i][j] *= scale
                     doubt[j][i] *= scale
+
+    def _be_surprised(self, miss: float) -> None:
+        """A step took 1 + `miss` times what was expected. If that goes on, so be it."""
+        self._surprises.append(miss)
+        if len(self._surprises) < SURPRISES:
+            return
+        usual = max(0.05, 1 + sorted(self._surprises)[SURPRISES // 2])
+        self.factors = [usual * factor for factor in self.factors]
+        self._doubt = _doubts([MOST_DOUBT * max(1.0, factor) for factor in self.factors])
+        self._surprises.clear()
