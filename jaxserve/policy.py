@@ -18,7 +18,7 @@ from jaxserve.request import RefusalReason, Request
 from jaxserve.sequence import Sequence, Span
 
 QUEUE_FULL = "the queue is full"
-MARGIN = 0.15
+MARGIN = 0.1
 """Share of a step's expected duration, before its end, by which the next one is scheduled at the
 latest: expectations err."""
 OLDEST_SHARE = 0.25

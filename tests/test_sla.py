@@ -18,8 +18,10 @@ from jaxserve.scheduler import Scheduler
 from jaxserve.sequence import Drawn
 from jaxserve.simulate import REFERENCE, Arrival, SimulatedDevice, VirtualClock, poisson, run
 from jaxserve.sla.ladder import FIRST
+from jaxserve.sla.outlook import look
 from jaxserve.sla.pace import CALM, SHORT_ANSWER, Decodes, Pace
-from jaxserve.sla.step_time import StepTimeModel, roofline_seed
+from jaxserve.sla.retry import Places
+from jaxserve.sla.step_time import StepTimeModel, measured_seed, roofline_seed
 from jaxserve.workload import Promise, Workload
 
 
@@ -118,6 +120,36 @@ def test_a_prompt_at_risk_leaves_decodes_out_of_every_second_step_and_keeps_ever
     assert all(o.ttft < PROMISE.ttft and o.tpot < PROMISE.tpot for o in outcomes)
 
 
+def hurried(step_seconds: dict[int, float], tpot: float) -> str | None:
+    """How a device with such steps gets a prompt at risk done beside four decodes."""
+    pace = Pace(StepTimeModel(measured_seed(ROOFLINE.shape, step_seconds)), tpot)
+    load = Load([], [], 64, 256)
+    outlook = dataclasses.replace(look(load, pace, 1.0, 0.0), decodes=Decodes(4, 400), most=252)
+    return outlook.hurry(pace.seconds)
+
+
+def test_a_device_that_needs_long_steps_gets_long_steps_and_others_leave_decodes_out():
+    steep = {1: 0.035, 16: 0.12, 64: 0.22, 256: 0.6}  # 16 tokens take half as long as 64
+    straight = {1: 0.035, 16: 0.05, 64: 0.2, 256: 0.8}
+    assert hurried(steep, tpot=0.15) == "long step"
+    assert hurried(straight, tpot=0.15) == "leave out"
+
+
+def test_on_a_slow_server_the_wait_for_a_slot_is_known_before_anyone_has_finished():
+    """Three rows, answers of 100 tokens: a slot every 33 tokens. The fourth would wait for one."""
+    policy = make_policy()
+    policy._limit = 3.0
+    clock = VirtualClock()
+    scheduler = make_scheduler(policy, clock, max_rows=3)
+    for name in "abc":
+        scheduler.add(ask(name, 10, 100))
+    spans = scheduler.schedule()
+    policy.observe_step(spans, 0.03, 0.03)
+    scheduler.commit(spans, [Drawn(1)] * len(spans))
+    interval = policy._slot_interval(scheduler.load)
+    assert interval == pytest.approx(100 * policy.pace.usual / 3, rel=0.01)
+
+
 def test_who_comes_while_a_step_runs_is_in_the_next_one():
     """The next step is scheduled shortly before the end of the one that runs, not at its start."""
     clock = VirtualClock()
@@ -208,6 +240,17 @@ def test_who_comes_again_when_told_to_is_let_in(seed):
     assert tries.num_refused >= 20
     assert tries.num_let_in >= 0.9 * tries.num_refused
     assert tries.num_in_time >= 0.5 * tries.num_let_in
+
+
+def test_no_more_are_told_to_come_again_than_there_is_time_for():
+    """Work of 0.8 s each, and half of every second: one every two seconds, in turn."""
+    places = Places()
+    asked = [ask(f"p{i}", 10) for i in range(20)]
+    waits = [places.reserve(request, 0.0, earliest=1.0, work=0.8) for request in asked]
+    assert waits == [1 + 2 * i for i in range(20)]
+    assert all(places.claim(request, wait) for request, wait in zip(asked, waits, strict=True))
+    small = [places.reserve(ask(f"s{i}", 10), 100.0, earliest=0.2, work=0.25) for i in range(4)]
+    assert small == [1, 1, 2, 2]
 
 
 class Again:

@@ -54,14 +54,30 @@ def test_it_follows_a_device_that_becomes_slower():
     assert model.predict(load) == pytest.approx(device.predict(load), rel=0.1)
 
 
-def test_a_pause_of_the_host_hardly_moves_it():
+@pytest.mark.parametrize("steps_before", [0, 200])
+def test_a_pause_of_the_host_does_not_move_it(steps_before):
     model = StepTimeModel(SEED)
     load = StepLoad(200, 50_000)
-    for _ in range(200):
+    for _ in range(steps_before):
         model.observe(load, model.predict(load))
     before = model.predict(load)
-    model.observe(load, 100 * before)
-    assert model.predict(load) < 1.3 * before
+    for pause in (100, 6):
+        model.observe(load, pause * before)
+        assert model.predict(load) == before
+        model.observe(load, before)
+        assert model.predict(load) == pytest.approx(before, rel=0.01)
+
+
+@pytest.mark.parametrize("change", [8.0, 0.1])
+def test_several_steps_that_nobody_expected_are_believed(change):
+    model = StepTimeModel(SEED)
+    load = StepLoad(200, 50_000)
+    for _ in range(50):
+        model.observe(load, model.predict(load))
+    now = change * model.predict(load)
+    for _ in range(4):
+        model.observe(load, now)
+    assert model.predict(load) == pytest.approx(now, rel=0.1)
 
 
 def test_it_stays_sane_when_every_step_is_alike():

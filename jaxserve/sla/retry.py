@@ -64,18 +64,23 @@ class Places:
             Seconds to wait: a whole number, as HTTP has it.
         """
         first = max(1, math.ceil(earliest))
-        wait = next((w for w in range(first, LONGEST) if self._has_time(now + w, work)), LONGEST)
-        second = int(now + wait)
-        self._calendar[second] = self._calendar.get(second, 0.0) + work * self.returning
+        # More than a second has room for takes several.
+        share = work * self.returning
+        num_seconds = max(1, math.ceil(share / FILL))
+        share /= num_seconds
+        waits = range(first, LONGEST)
+        wait = next((w for w in waits if self._has_time(now + w, num_seconds, share)), LONGEST)
+        for second in range(int(now + wait), int(now + wait) + num_seconds):
+            self._calendar[second] = self._calendar.get(second, 0.0) + share
         key = _key(request)
         self._places[key] = Place(now + wait, work, request.tenant)
         insort(self._order, (now + wait, key))
         return float(wait)
 
-    def _has_time(self, at: float, work: float) -> bool:
-        """Whether so much work can still be promised to somebody who comes then."""
-        taken = self._calendar.get(int(at), 0.0)
-        return taken == 0.0 or taken + work * self.returning <= FILL
+    def _has_time(self, at: float, num_seconds: int, share: float) -> bool:
+        """Whether so many seconds from then on have room for such a share of work each."""
+        seconds = range(int(at), int(at) + num_seconds)
+        return all(self._calendar.get(second, 0.0) + share <= FILL for second in seconds)
 
     def claim(self, request: Request, now: float) -> bool:
         """Whether this request was told to come now. Its place is then taken."""
@@ -101,12 +106,13 @@ class Places:
     def _expire(self, now: float) -> None:
         num_old = bisect_left(self._order, (now - GRACE, 0))
         for due, key in self._order[:num_old]:
-            self._calendar.pop(int(due), None)
             place = self._places.get(key)
             if place is not None and place.due == due:
                 del self._places[key]
                 self._learn(0.0)
         del self._order[:num_old]
+        if len(self._calendar) > 2 * LONGEST:
+            self._calendar = {second: x for second, x in self._calendar.items() if second >= now}
 
     def _learn(self, returned: float) -> None:
         self.returning += (returned - self.returning) / MEMORY
