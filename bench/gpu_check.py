@@ -25,10 +25,10 @@ from bench.gpu.stage import PROCESSES, Given, Outcome, Rates, Stage, run_stage
 from bench.measure import Point, machine_facts
 
 STAGES = (
-    Stage("rates", "bench.gpu.rates:run", 30),
-    Stage("agreement", "bench.gpu.agreement:run", 100),
-    Stage("kernels", "bench.gpu.kernels:run", 110),
-    Stage("step", "bench.gpu.step:run", 130),
+    Stage("rates", "bench.gpu.rates:run", 45),
+    Stage("agreement", "bench.gpu.agreement:run", 95),
+    Stage("kernels", "bench.gpu.kernels:run", 105),
+    Stage("step", "bench.gpu.step:run", 125),
     Stage("engine", "bench.gpu.engine:run", 90),
 )
 """In this order; 460 seconds in all."""
@@ -114,8 +114,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write everything there, as JSON")
     flags = parser.parse_args(argv)
     PROCESSES.set_forkserver_preload([stage.entry.partition(":")[0] for stage in STAGES])
-    with tempfile.TemporaryDirectory() as cache:
-        outcomes = check(Path(cache), Console(width=WIDTH), flags.out)
+    try:
+        if flags.out is not None:
+            flags.out.touch()
+        with tempfile.TemporaryDirectory() as cache:
+            outcomes = check(Path(cache), Console(width=WIDTH), flags.out)
+    except OSError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bench: interrupted", file=sys.stderr)
+        return 130
     return 0 if passed(outcomes) else 1
 
 

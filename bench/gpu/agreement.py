@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.gpu.stage import Given
-from bench.gpu.timing import normal, on_gpu, prepare
+from bench.gpu.timing import on_gpu, prepare, random
 from bench.measure import Point, rounded
 from pallas_kernels.cache_write import copy_pages, write_kv
 from pallas_kernels.paged_attention import paged_attention
@@ -70,7 +70,7 @@ def run(given: Given) -> Iterator[Point]:
     for setting in SETTINGS if on_gpu() else INTERPRETED:
         yield from attention(setting, target)
         yield from cache_write(setting, target)
-    pages = normal(7, (6, 16, 3, 80))
+    pages = random(7, (6, 16, 3, 80))
     # Page 1 is read before it is written; 9 is no page.
     moves = jnp.array([[1, 3, 0], [2, 1, 9]], jnp.int32)
     got, want = (jax.jit(partial(copy_pages, target=t))(pages, *moves) for t in (target, REFERENCE))
@@ -136,8 +136,8 @@ def cache_write(setting: Setting, target: Target) -> Iterator[Point]:
     shape = (5, setting.page_size, setting.num_kv_heads, setting.head_dim)
     places = shape[0] * shape[1]
     slots = jnp.array([17, places, places - 1, 0, places], jnp.int32)  # `places` drops the token
-    k, v = (normal(seed, (slots.size, *shape[2:]), setting.dtype) for seed in (3, 4))
-    pages: tuple[jax.Array, ...] = tuple(normal(seed, shape, setting.dtype) for seed in (5, 6))
+    k, v = (random(seed, (slots.size, *shape[2:]), setting.dtype) for seed in (3, 4))
+    pages: tuple[jax.Array, ...] = tuple(random(seed, shape, setting.dtype) for seed in (5, 6))
     if setting.int8:
         (k8, k_scale), (v8, v_scale) = map(jax.jit(quantised), pages)
         pages = (k8, v8, k_scale, v_scale)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import jax
 
-from bench.gpu.model import ENGINE_STEPS, PAGE_SIZE, RandomModel, random_model
+from bench.gpu.model import ENGINE_SHAPES, PAGE_SIZE, RandomModel, random_model
 from bench.gpu.stage import Given
 from bench.gpu.timing import prepare
 from bench.measure import WARM_UP_TOKENS, Point, figures, random_prompts
@@ -43,7 +43,7 @@ def run(given: Given) -> Iterator[Point]:
 
 def load(model: RandomModel) -> LoadedEngine:
     """An engine as `load_engine` makes it, without a promise, and of few shapes."""
-    shapes = list(itertools.islice(model.shapes.values(), ENGINE_STEPS))
+    shapes = list(itertools.islice(model.shapes.values(), ENGINE_SHAPES))
     steps = compile_steps(model.step, model.params, model.state, shapes)
     scheduler = Scheduler(
         PagePool(model.num_pages, PAGE_SIZE),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.gpu.stage import Given, Rates
-from bench.gpu.timing import normal, on_gpu, prepare, timed
+from bench.gpu.timing import on_gpu, prepare, random, timed
 from bench.measure import Point, rounded
 from pallas_kernels.cache_write import copy_pages, write_kv
 from pallas_kernels.paged_attention import paged_attention, plan_attention
@@ -91,7 +91,7 @@ def run(given: Given) -> Iterator[Point]:
 def attention(work: Work, target: Target, rates: Rates | None) -> Point:
     """Paged attention in both versions, and attention over the same keys without pages."""
     arrays = operands(work)
-    q = normal(1, (work.rows * work.tokens, work.num_heads, work.head_dim))
+    q = random(1, (work.rows * work.tokens, work.num_heads, work.head_dim))
     seconds = {
         "triton": timed(paged(work, arrays, target), q)[0],
         "jnp": timed(paged(work, arrays, Target("cpu")), q)[0],
@@ -120,7 +120,7 @@ def operands(work: Work) -> dict[str, jax.Array]:
         }
     )
     for seed, name in enumerate(("k", "v"), 2):
-        arrays[f"{name}_pages"] = normal(seed, shape)
+        arrays[f"{name}_pages"] = random(seed, shape)
         if work.int8:
             quantise = jax.jit(quantised)
             arrays[f"{name}_pages"], arrays[f"{name}_scale"] = quantise(arrays[f"{name}_pages"])
@@ -188,11 +188,11 @@ def writing(tokens: int, heads: tuple[int, int], target: Target, rates: Rates | 
     shape = (4096 if on_gpu() else 4, PAGE_SIZE, *heads)
     places = np.random.default_rng(0).permutation(shape[0] * PAGE_SIZE)[:tokens]
     places = jax.device_put(places.astype(np.int32))
-    k, v = normal(1, (tokens, *heads)), normal(2, (tokens, *heads))
+    k, v = random(1, (tokens, *heads)), random(2, (tokens, *heads))
 
     def seconds(target: Target) -> float:
         write = jax.jit(partial(write_kv, target=target), donate_argnums=0)
-        pages = (normal(3, shape), normal(4, shape))
+        pages = (random(3, shape), random(4, shape))
         return timed(lambda pages: write(pages, k, v, places), pages)[0]
 
     return in_place("write_kv", tokens, 4 * k.nbytes, seconds, target, rates)
@@ -204,7 +204,7 @@ def copying(count: int, heads: tuple[int, int], target: Target, rates: Rates | N
 
     def seconds(target: Target) -> float:
         copy = jax.jit(partial(copy_pages, target=target), donate_argnums=0)
-        pages = normal(5, (2 * count, PAGE_SIZE, *heads))
+        pages = random(5, (2 * count, PAGE_SIZE, *heads))
         return timed(lambda pages: copy(pages, *moves), pages)[0]
 
     moved = 2 * count * PAGE_SIZE * heads[0] * heads[1] * 2

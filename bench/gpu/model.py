@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from bench.gpu.timing import normal, on_gpu
+from bench.gpu.timing import on_gpu, random
 from checkpoints.model_config import ModelConfig
 from jaxserve.aot.lower import StepSizes, abstract_params, abstract_state, num_bytes
 from jaxserve.batch import DeviceState, StepShape
@@ -24,7 +24,7 @@ from jaxserve.startup import device_bytes
 from jaxserve.step import StepFn, make_step
 
 PAGE_SIZE = 16
-SCALE = 0.02
+DEVIATION = 0.02
 """Of the weights: small enough that activations stay finite through all layers."""
 TEMPORARY_BYTES = 3 << 30
 """Left for what a step needs besides weights and pages, and for making those."""
@@ -42,6 +42,9 @@ TINY = dataclasses.replace(
 )
 
 
+Kind = Literal["prefill", "decode"]
+
+
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """What is served, by device.
@@ -49,7 +52,7 @@ class Sizes:
     Attributes:
         models: by name; the first one that fits is taken.
         max_rows: R. token_budget: most tokens in a step. max_context: tokens of a sequence.
-        steps: tokens of the steps that are compiled and timed, the ones wanted most first.
+        steps: kind and tokens of those that are timed, the ones wanted most first.
         crowds: requests sent at once to the engine.
         prompt, output: tokens of each.
     """
@@ -58,7 +61,7 @@ class Sizes:
     max_rows: int
     token_budget: int
     max_context: int
-    steps: tuple[int, ...]
+    steps: tuple[tuple[Kind, int], ...]
     crowds: tuple[int, ...]
     prompt: int
     output: int
@@ -69,7 +72,15 @@ GPU = Sizes(
     max_rows=256,
     token_budget=1024,
     max_context=2048,
-    steps=(1024, 256, 32, 64, 1, 128, 8),
+    steps=(
+        ("prefill", 1024),
+        ("decode", 256),
+        ("decode", 32),
+        ("decode", 64),
+        ("decode", 1),
+        ("decode", 128),
+        ("decode", 8),
+    ),
     crowds=(32, 300),
     prompt=256,
     output=64,
@@ -77,15 +88,15 @@ GPU = Sizes(
 CPU = Sizes(
     models={"tiny": TINY},
     max_rows=4,
-    token_budget=16,
+    token_budget=4,
     max_context=64,
-    steps=(16, 4),
+    steps=(("prefill", 4), ("decode", 4)),  # of one shape: compiled once
     crowds=(6,),
     prompt=10,
     output=8,
 )
-ENGINE_STEPS = 3
-"""How many of the first `steps` the engine gets."""
+ENGINE_SHAPES = 3
+"""The engine gets the shapes of so many of the first `steps`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +121,7 @@ class RandomModel:
 
     @property
     def shapes(self) -> dict[int, StepShape]:
-        """The shape of each step that is timed, of the ladder that a server compiles."""
+        """The shapes of the steps that are timed, by tokens, of the ladder a server compiles."""
         ladder = step_shapes(
             max_rows=self.sizes.max_rows,
             token_budget=self.sizes.token_budget,
@@ -118,7 +129,7 @@ class RandomModel:
             page_size=PAGE_SIZE,
         )
         by_tokens = {shape.num_tokens: shape for shape in ladder}
-        return {tokens: by_tokens[tokens] for tokens in self.sizes.steps}
+        return {tokens: by_tokens[tokens] for _, tokens in self.sizes.steps}
 
 
 def random_model() -> RandomModel:
@@ -138,19 +149,19 @@ def random_model() -> RandomModel:
         if num_pages > sizes.max_context // PAGE_SIZE:
             state = abstract_state(StepSizes(config, num_pages, sizes.max_rows, dtype), PAGE_SIZE)
             step = make_step(Decoder(config, choose_attention("auto")))
-            filled = fill(params, SCALE), fill(state, 1.0)
+            filled = fill(params, DEVIATION), fill(state, 1.0)
             return RandomModel(name, config, sizes, dtype, num_pages, step, *filled)
     raise MemoryError(f"{usable / 1e9:.1f} GB hold none of {', '.join(sizes.models)}")
 
 
-def fill(tree: Any, scale: float) -> Any:
-    """Arrays of these shapes: normally distributed numbers, around one where they are norms."""
+def fill(tree: Any, deviation: float) -> Any:
+    """Arrays of these shapes: numbers around zero, around one where they are norms."""
     specs, structure = jax.tree.flatten(tree)
-    return jax.tree.unflatten(structure, [_filled(i, x, scale) for i, x in enumerate(specs)])
+    return jax.tree.unflatten(structure, [_filled(i, x, deviation) for i, x in enumerate(specs)])
 
 
-def _filled(seed: int, spec: jax.ShapeDtypeStruct, scale: float) -> jax.Array:
+def _filled(seed: int, spec: jax.ShapeDtypeStruct, deviation: float) -> jax.Array:
     if not jnp.issubdtype(spec.dtype, jnp.floating):
         return jnp.zeros(spec.shape, spec.dtype)  # tokens of slots that nobody has had yet
     mean = 1.0 if len(spec.shape) == 1 else 0.0
-    return normal(seed, spec.shape, spec.dtype, mean=mean, scale=scale)
+    return random(seed, spec.shape, spec.dtype, mean=mean, deviation=deviation)

@@ -25,17 +25,17 @@ from jaxserve.step import compile_step
 
 
 def run(given: Given) -> Iterator[Point]:
-    """A point a step: the largest one is a prompt, the others are decodes."""
+    """A point a step."""
     prepare(given)
     model = random_model()
     state = model.state
-    for tokens, shape in model.shapes.items():
-        spans = prompt(model, tokens) if tokens > model.sizes.max_rows else decodes(model, tokens)
-        batch, page_table = jax.device_put(pack(spans, shape))
+    for kind, tokens in model.sizes.steps:
+        spans = prompt(model, tokens) if kind == "prefill" else decodes(model, tokens)
+        batch, page_table = jax.device_put(pack(spans, model.shapes[tokens]))
         compiled = compile_step(model.step, model.params, state, batch, page_table)
 
         seconds, state = timed(partial(launch, compiled, model.params, batch, page_table), state)
-        yield point(model, spans, seconds, given.rates)
+        yield {"model": model.name, "step": kind, **point(model, spans, seconds, given.rates)}
 
 
 def launch(
@@ -82,8 +82,6 @@ def point(
     """Milliseconds, and what part of that the roofline says it has to take."""
     tokens, context = sum(each.num_tokens for each in spans), spans[0].stop
     made: Point = {
-        "model": model.name,
-        "step": "decode" if tokens == len(spans) else "prefill",
         "tokens": tokens,
         "context": context,
         "step_ms": rounded(seconds * 1e3),
