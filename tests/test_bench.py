@@ -13,8 +13,9 @@ from engines import TINY
 
 from bench import gpu_check, overload
 from bench.clients import Attempt
-from bench.gpu.stage import Given, Outcome, Stage, run_stage
-from bench.measure import Round, Timeline, figures, random_prompts
+from bench.gpu import kernels
+from bench.gpu.stage import Given, Outcome, Rates, Stage, run_stage
+from bench.measure import Round, Timeline, figures, random_prompts, rounded
 from jaxserve.workload import Promise
 
 ROOT = Path(__file__).parent.parent
@@ -196,7 +197,7 @@ def test_the_gpu_check_runs_to_its_end_without_a_gpu(tmp_path, monkeypatch):
     assert all(point["agrees"] for point in points["agreement"])
     for point in points["kernels"]:
         assert point["triton_us"] > 0 and point["jnp_us"] > 0 and point["triton_share"] > 0
-        assert ("xla_us" in point) == (point["kernel"] in ("prefill", "decode"))
+        assert ("xla_us" in point) == (point["kernel"] == "decode")
     for point in points["step"]:
         assert point["roofline_share"] == pytest.approx(
             point["roofline_ms"] / point["step_ms"], rel=0.01
@@ -218,6 +219,20 @@ def test_a_stage_that_ends_badly_keeps_its_points_and_says_why(toy, ended, error
     assert (outcome.ended, outcome.points) == (ended, [{"n": 1}])
     assert error in outcome.error
     assert gpu_check.passed([outcome]) == (ended == "cut")
+
+
+def test_a_share_is_of_the_rate_that_bounds_the_kernel():
+    rates = Rates(bandwidth=1e6, flops=1e6)
+    # 2 rows whose 3 queries see 3, 4 and 5 keys: 4 operations for each of 4 heads of 8.
+    prefill = kernels.Work(2, 3, 5, num_heads=4, num_kv_heads=2, head_dim=8)
+    got = kernels.point(prefill, {"triton": 1.0}, rates)
+    assert got["triton_share"] == rounded(2 * (3 + 4 + 5) * 4 * 4 * 8 / 1e6)
+    # 2 rows of 5 keys and values in 2 heads: 8 bytes and a scale each, or 16 bytes.
+    for int8, each in ((True, 8 + 4), (False, 16)):
+        decode = kernels.Work(2, 1, 5, int8=int8, num_heads=4, num_kv_heads=2, head_dim=8)
+        got = kernels.point(decode, {"triton": 1.0}, rates)
+        assert got["triton_share"] == rounded(2 * 5 * 2 * 2 * each / 1e6)
+        assert "triton_share" not in kernels.point(decode, {"triton": 1.0}, None)
 
 
 def test_the_gpu_check_does_not_pass_if_anything_disagrees():

@@ -70,10 +70,7 @@ ATTENTION = [
     Work(128, 1, 8192),
     Work(256, 1, 1024, int8=True),
 ]
-TINY = [
-    Work(2, 1, 40, num_heads=4, num_kv_heads=2, head_dim=64),
-    Work(1, 24, 24, num_heads=4, num_kv_heads=2, head_dim=64),
-]
+TINY = [Work(2, 1, 40, num_heads=4, num_kv_heads=2, head_dim=64)]
 
 
 def run(given: Given) -> Iterator[Point]:
