@@ -299,9 +299,10 @@ def test_a_flood_of_one_tenant_makes_that_tenant_late_and_nobody_else():
     mine = [outcome for name, outcome in outcomes.items() if name[0] == "q"]
     theirs = [outcome for name, outcome in outcomes.items() if name[0] == "f"]
     in_time = [sum(outcome.ttft < PROMISE.ttft for outcome in some) for some in (mine, theirs)]
-    assert in_time[0] > 0.7 * len(mine), "rows are short, too: some find none free in time"
+    assert in_time[0] > 0.7 * len(mine)
     assert in_time[1] < 0.5 * len(theirs)
-    assert all(outcome.ttft < PROMISE.ttft for outcome in mine if outcome.refusal is None)
+    assert max(outcome.ttft for outcome in mine) < 1.2 * PROMISE.ttft
+    assert all(outcome.refusal is None for outcome in mine)
 
 
 def test_a_long_prompt_is_not_starved_by_a_stream_of_short_ones():

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 
 DEPTH = 16.0
 """Misses left at which there is no pressure."""
-FIRST = 6.0
+FIRST = 1.0
 """Misses that are allowed before any request has kept its promise."""
 MOST = 16.0
 """Misses that can be saved up: a calm hour must not pay for a minute of chaos."""

@@ -55,8 +55,9 @@ class Pace:
 
     @property
     def seconds(self) -> float:
-        """What a step may take now. What was overspent is paid back little by little."""
-        return self.calm + min(0.0, self._saved) / 8
+        """What a step may take now: the less, the more expectations have been off. What was
+        overspent is paid back little by little."""
+        return self.calm / (1 + self.model.error) + min(0.0, self._saved) / 8
 
     def count(self, seconds: float) -> None:
         """A token of every running sequence took this long to come."""

@@ -151,8 +151,9 @@ class Promised:
             )
         if sequence.is_batch:
             return None
-        caution = CAUTION * self.promise.ttft * max(0.0, RESERVE - self._ttft_left.left)
-        outlook = self._look(load, now, caution + self.pace.calm / 2)
+        # As far as expectations have been off they may be again, and misses want to be made good.
+        caution = self.pace.model.error + CAUTION * max(0.0, RESERVE - self._ttft_left.left)
+        outlook = self._look(load, now, caution * self.promise.ttft + self.pace.calm / 2)
         returning = self._places.claim(sequence.request, now)
         places = [] if returning else self._kept_places(now)
         slot_seconds = self._slot_seconds(load, sequence.request.tenant, places)
@@ -174,8 +175,8 @@ class Promised:
         self._move(len(after.late) + (newcomer in after.beyond))
         if self.ladder.rung < len(RUNGS) - 1:
             return None
-        # Who was told to come now is let in, even if the others make it late, within reason.
-        if returning and turn_comes < due + self.promise.ttft:
+        # Who was told to come now is let in, even if its own prompt makes it late.
+        if returning and turn_comes < due:
             return None
         if slot_seconds:
             work = max(work, self._slot_interval(load))
@@ -331,8 +332,13 @@ class Promised:
         """How long a newcomer waits until few enough run. Who has less than its share of the rows
         does not wait behind those who have more."""
         behind = set() if tenant in self._greedy else self._greedy
-        ahead = len(load.running) - min(self.running_limit, load.max_rows)
-        ahead += sum(sequence.request.tenant not in behind for sequence in load.waiting)
+        # The batch class makes way at once.
+        ahead = sum(not sequence.is_batch for sequence in load.running)
+        ahead -= min(self.running_limit, load.max_rows)
+        ahead += sum(
+            not sequence.is_batch and sequence.request.tenant not in behind
+            for sequence in load.waiting
+        )
         kept = sum(place.tenant not in behind for place in places)
         over = ahead + kept * self._places.returning
         return 0.0 if over < 0 else (over + 1) * self._slot_interval(load)
