@@ -86,15 +86,25 @@ def test_the_allowance_holds_out_at_the_allowed_share_and_runs_out_beyond_it():
     for share_missed, spent in ((0.04, False), (0.08, True)):
         draw, allowance = random.Random(1), MissAllowance(0.05)
         for _ in range(3000):
-            allowance.count(draw.random() < share_missed)
+            allowance.count(draw.random() < share_missed, refusing=False)
         assert (allowance.left < 0.25 * DEPTH) == spent
+
+
+def test_less_of_the_allowance_is_spent_while_requests_are_refused():
+    left = []
+    for refusing in (False, True):
+        allowance = MissAllowance(0.05)
+        for _ in range(100):
+            allowance.count(False, refusing=refusing)
+        left.append(allowance.left)
+    assert left[1] < left[0]
 
 
 def test_no_second_is_promised_to_more_than_it_has_time_for():
     places = Places()
     waits = [places.reserve(ask(f"r{i}", 10), 0.0, earliest=1.5, work=0.2) for i in range(20)]
     assert waits == [2.0 + i // 2 for i in range(20)]
-    assert places.reserve(ask("long", 10), 0.0, earliest=1.0, work=9.0) == 1.0
+    assert places.reserve(ask("long", 10), 0.0, earliest=1.0, work=9.0) == 12.0, "after them all"
 
 
 def test_a_place_is_taken_once_and_by_who_it_was_given_to():

@@ -18,6 +18,8 @@ MOST = 16.0
 """Misses that can be saved up: a calm hour must not pay for a minute of chaos."""
 PRUDENCE = 0.95
 """Share of the allowance that is ever spent: the rest covers the chance of the moment."""
+MORE_PRUDENCE = 0.9
+"""The same while requests are refused: in a crowd there is more of that."""
 
 RUNGS = ("calm", "fewer running", "shorter answers", "shedding")
 ENTER = (0.5, 0.75, 1.0)
@@ -35,12 +37,13 @@ class MissAllowance:
         """Args:
         share: of the requests, that may miss.
         """
-        self._share = share * PRUDENCE
+        self._share = share
         self.left = FIRST
 
-    def count(self, missed: bool) -> None:
-        """A request has kept its promise, or missed it."""
-        self.left = max(-MOST, min(MOST, self.left + self._share - missed))
+    def count(self, missed: bool, *, refusing: bool) -> None:
+        """A request has kept its promise, or missed it, while others were refused or not."""
+        gain = self._share * (MORE_PRUDENCE if refusing else PRUDENCE)
+        self.left = max(-MOST, min(MOST, self.left + gain - missed))
 
 
 class Ladder:

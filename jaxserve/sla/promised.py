@@ -81,6 +81,8 @@ newcomer's first token is expected. So misses that nobody predicted are made goo
 RESERVE = 2.0
 CROWD_MEMORY = 300
 """Requests over which that is measured."""
+REFUSING_SECONDS = 30.0
+"""After a refusal: the time that counts as one in which requests are refused."""
 MESSAGES: Mapping[RefusalReason, str] = {
     "late": "the server is at the limit of what it can answer in time",
     "full": QUEUE_FULL,
@@ -129,6 +131,7 @@ class Promised:
         self._ttft_left = MissAllowance(share)
         self._tpot_left = MissAllowance(share)
         self._crowding = 0.0
+        self._last_refusal = -math.inf
         self._crowded = CROWDED * share
         self._places = Places()
         self._lengths: deque[int] = deque(maxlen=200)
@@ -247,7 +250,7 @@ class Promised:
         if sequence.is_batch:
             return
         missed = now - sequence.arrived > self.promise.ttft
-        self._ttft_left.count(missed)
+        self._ttft_left.count(missed, refusing=self._is_refusing(now))
         crowded_out = missed and not self._is_hopeless(sequence)
         self._crowding += (crowded_out - self._crowding) / CROWD_MEMORY
 
@@ -256,7 +259,7 @@ class Promised:
         self._lengths.append(sequence.num_drawn)
         if sequence.first_token is not None and sequence.num_drawn > 1 and not sequence.is_batch:
             tpot = (now - sequence.first_token) / (sequence.num_drawn - 1)
-            self._tpot_left.count(tpot > self.promise.tpot)
+            self._tpot_left.count(tpot > self.promise.tpot, refusing=self._is_refusing(now))
 
     def report(self) -> Report:
         return Report(
@@ -292,6 +295,9 @@ class Promised:
             # It is ready at the end of a step: others in its last one would make it later.
             room = min(room, cast(Sequence, early[0].key).num_pending)
         return room
+
+    def _is_refusing(self, now: float) -> bool:
+        return now - self._last_refusal < REFUSING_SECONDS
 
     def _has_waited(self, sequence: Sequence, now: float) -> bool:
         return now - sequence.arrived > PATIENCE * self.promise.ttft
@@ -353,6 +359,7 @@ class Promised:
         self, reason: RefusalReason, sequence: Sequence, now: float, work: float, earliest: float
     ) -> Refusal:
         self.refusals[reason] += 1
+        self._last_refusal = now
         wait = earliest
         if reason != "deadline":
             wait = self._places.reserve(sequence.request, now, earliest=earliest, work=work)
