@@ -243,13 +243,13 @@ def test_who_comes_again_when_told_to_is_let_in(seed):
 
 
 def test_no_more_are_told_to_come_again_than_there_is_time_for():
-    """Work of 0.8 s each, and half of every second: one every two seconds, in turn."""
+    """Work of 0.8 s each, and 0.4 s of every second: one every two seconds, in turn."""
     places = Places()
     asked = [ask(f"p{i}", 10) for i in range(20)]
     waits = [places.reserve(request, 0.0, earliest=1.0, work=0.8) for request in asked]
     assert waits == [1 + 2 * i for i in range(20)]
     assert all(places.claim(request, wait) for request, wait in zip(asked, waits, strict=True))
-    small = [places.reserve(ask(f"s{i}", 10), 100.0, earliest=0.2, work=0.25) for i in range(4)]
+    small = [places.reserve(ask(f"s{i}", 10), 100.0, earliest=0.2, work=0.2) for i in range(4)]
     assert small == [1, 1, 2, 2]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jaxserve.request import Request
 
-FILL = 0.5
+FILL = 0.4
 """Of each second, for returning clients: others come, too."""
 GRACE = 5.0
 """Seconds after its time until a place is given away."""
