@@ -137,10 +137,10 @@ def test_percentiles_are_values_that_occurred():
 # The promise, in the reference case.
 
 
-@pytest.mark.parametrize("load", [0.5, 1.0, 3.0])
-def test_whoever_is_let_in_gets_what_was_promised_at_any_load(load):
-    measured = bench(count=600).serve(POLICIES["promise"], load * CAPACITY)
-    assert measured.ttft < 1.2 * PROMISE.ttft, "of 480 requests 24 may miss; here 27 do"
+@pytest.mark.parametrize("load, count", [(0.5, 600), (1.0, 600), (3.0, 2000)])
+def test_whoever_is_let_in_gets_what_was_promised_at_any_load(load, count):
+    measured = bench(count=count).serve(POLICIES["promise"], load * CAPACITY)
+    assert measured.ttft < 1.1 * PROMISE.ttft, "some misses of the warm-up fall into so short a run"
     assert measured.tpot < PROMISE.tpot
     if load == 0.5:
         assert measured.shed < 0.005
