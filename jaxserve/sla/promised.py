@@ -178,8 +178,8 @@ class Promised:
         self._move(len(after.late) + (newcomer in after.beyond))
         if self.ladder.rung < len(RUNGS) - 1:
             return None
-        # Who was told to come now is let in, even if its own prompt makes it late.
-        if returning and turn_comes < due:
+        # Who was told to come now is let in, even if others make it late, within reason.
+        if returning and turn_comes < due + 0.5 * self.promise.ttft:
             return None
         if slot_seconds:
             work = max(work, self._slot_interval(load))
