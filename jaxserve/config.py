@@ -8,6 +8,10 @@ from typing import Any
 
 import msgspec
 
+USUAL_SIZES = {"cpu": (64, 256), "gpu": (256, 1024)}
+"""Rows and tokens of a step, by platform. Behind a GPU's reading of the weights the arithmetic of
+some hundred tokens is hidden; a CPU's never is."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:

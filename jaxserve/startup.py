@@ -20,7 +20,7 @@ from jaxserve.aot.target import settle_for_cpu
 from jaxserve.batch import StepShape
 from jaxserve.calibrate import Calibration, calibrate
 from jaxserve.cards import Dtype
-from jaxserve.config import EngineConfig
+from jaxserve.config import USUAL_SIZES, EngineConfig
 from jaxserve.engine import Engine
 from jaxserve.errors import ConfigError
 from jaxserve.executor import JaxExecutor, Progress, compile_steps, empty_state
@@ -41,9 +41,6 @@ from jaxserve.workload import Promise
 
 logger = logging.getLogger("jaxserve.startup")
 
-USUAL_SIZES = {"cpu": (64, 256), "gpu": (256, 1024)}
-"""Rows and tokens of a step, by platform. Behind a GPU's reading of the weights the arithmetic of
-some hundred tokens is hidden; a CPU's never is."""
 # A CPU shares its memory with everything else on the machine; a GPU is ours.
 MEMORY_FRACTION = {"cpu": 0.1, "gpu": 0.9}
 

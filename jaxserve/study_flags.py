@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxserve.aot.target import TARGETS
 from jaxserve.cards import CARDS, ITEMSIZE
-from jaxserve.config import EngineConfig
+from jaxserve.config import USUAL_SIZES, EngineConfig
 from jaxserve.flags import Parser, default, fraction, milliseconds, natural, positive, scaled
 from jaxserve.plan import PLAN_MODELS
 from jaxserve.simulate import MIXES, POLICIES
@@ -87,16 +87,17 @@ def add_compile(compile: Parser) -> None:
         help="write executables there, for `serve --executables DIR` on the card",
     )
     server = compile.add_argument_group("the server that is compiled for")
-    for name, meaning in (
-        ("max_rows", "most sequences running at once"),
-        ("token_budget", "most tokens in a step, prefill and decode together"),
-        ("page_size", "tokens per cache page"),
+    rows, tokens = USUAL_SIZES["gpu"]
+    for name, usual, meaning in (
+        ("max_rows", rows, "most sequences running at once"),
+        ("token_budget", tokens, "most tokens in a step, prefill and decode together"),
+        ("page_size", default(EngineConfig, "page_size"), "tokens per cache page"),
     ):
         server.add_argument(
             "--" + name.replace("_", "-"),
             type=positive,
             metavar="N",
-            default=default(EngineConfig, name),
+            default=usual,
             help=meaning,
         )
     server.add_argument(

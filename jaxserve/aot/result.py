@@ -15,10 +15,10 @@ from jaxserve.cards import Dtype
 class ServerSizes:
     """What a server would be told, by the names of `EngineConfig`. dtype: of weights and cache."""
 
-    max_rows: int = 64
-    token_budget: int = 256
+    max_rows: int
+    token_budget: int
+    max_context: int
     page_size: int = 16
-    max_context: int = 8_192
     memory_fraction: float = 0.9
     dtype: Dtype = "bfloat16"
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxserve.aot.result import ServerSizes
 from jaxserve.aot.saved import read_manifest
-from jaxserve.cli import main
+from jaxserve.cli import main, make_parser, settings
 
 TINY = Path(__file__).parent.parent / "fixtures" / "tiny" / "llama-untied"
 SMALL = ("--model", str(TINY), "--max-rows", "4", "--token-budget", "4", "--max-context", "64")
@@ -58,3 +59,8 @@ def test_a_mistake_is_one_line_that_says_what_would_be_right(capsys, flags, mess
     assert out == ""
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_without_flags_a_server_is_compiled_for_as_a_gpu_serves_it():
+    flags = make_parser().parse_args(["compile", "--max-context", "4096"])
+    assert settings(ServerSizes, flags) == ServerSizes(256, 1024, 4096)
