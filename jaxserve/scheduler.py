@@ -132,10 +132,7 @@ class Scheduler:
         now = self.clock()
         allowance = self.policy.plan(self.load, now)
         if allowance.decode:
-            for sequence in tuple(self.running):  # the oldest first
-                ready = sequence.num_pending == 1 and sequence.wants_token
-                if ready and may_run(sequence, allowance):
-                    self._decode(spans, sequence)
+            self._decode_all(spans, allowance)
         if self.num_preemptions == preemptions:
             for sequence in self._admit(allowance, now):
                 if sequence.num_pending == 1:  # restored from the host: it decodes at once
@@ -150,6 +147,8 @@ class Scheduler:
         turn = partial(self.policy.turn, now=now)
         for sequence, num_tokens in share_out(prompts, budget, allowance, turn):
             self._place(spans, sequence, num_tokens)
+        if not spans and not allowance.decode:
+            self._decode_all(spans, allowance)  # there was nobody to leave them out for
         if spans:
             self.policy.observe_launch(spans, now)
         return tuple(spans)
@@ -240,6 +239,13 @@ class Scheduler:
             self.swap.restore(sequence)
         else:
             self.swap.drop(sequence)
+
+    def _decode_all(self, spans: list[Span], allowance: Allowance) -> None:
+        """Put a token of every running sequence that is ready for one into the step."""
+        for sequence in tuple(self.running):  # the oldest first
+            ready = sequence.num_pending == 1 and sequence.wants_token
+            if ready and may_run(sequence, allowance):
+                self._decode(spans, sequence)
 
     def _decode(self, spans: list[Span], sequence: Sequence) -> None:
         """Put the sequence's last known token into the step."""

@@ -120,6 +120,22 @@ def test_a_prompt_at_risk_leaves_decodes_out_of_every_second_step_and_keeps_ever
     assert all(o.ttft < PROMISE.ttft and o.tpot < PROMISE.tpot for o in outcomes)
 
 
+def test_decodes_are_not_left_out_for_prompts_that_wait_for_a_slot():
+    policy, clock = make_policy(), VirtualClock()
+    scheduler = make_scheduler(policy, clock, max_rows=4)
+    for i in range(6):
+        scheduler.add(ask(f"stream{i}", 100, 1000), arrived=clock())
+    decoded = 0
+    for _ in range(200):
+        spans = scheduler.schedule()
+        scheduler.commit(spans, [Drawn(7)] * len(spans))
+        scheduler.policy.observe_step(spans, 0.01, clock())
+        clock.now += 0.01  # the two that wait have been late since 0.5 s
+        decoded += sum(span.num_tokens == 1 for span in spans)
+    assert clock() > 2 * PROMISE.ttft
+    assert decoded > 4 * 190
+
+
 def hurried(step_seconds: dict[int, float], tpot: float) -> str | None:
     """How a device with such steps gets a prompt at risk done beside four decodes."""
     pace = Pace(StepTimeModel(measured_seed(ROOFLINE.shape, step_seconds)), tpot)

@@ -8,7 +8,7 @@ import random
 import pytest
 from toy_promise import ask
 
-from jaxserve.sla.ladder import DEPTH, RUNGS, Ladder, MissAllowance
+from jaxserve.sla.ladder import DEPTH, FIRST, RUNGS, Ladder, MissAllowance
 from jaxserve.sla.retry import GRACE, LONGEST, Places
 from jaxserve.sla.turns import Prompt, take_turns
 
@@ -63,12 +63,18 @@ def test_a_prompt_larger_than_its_tenants_share_still_takes_part():
 def test_the_ladder_is_climbed_in_order_and_left_later_than_entered():
     ladder = Ladder()
     rungs = []
-    pressures = [0.0, 0.6, 0.4, 0.8, 0.6, 1.0, 0.95, 0.85, 0.55, 0.45, 0.3, 0.2]
+    pressures = [0.0, 0.95, 0.86, 0.98, 0.9, 1.0, 0.95, 0.89, 0.88, 0.87, 0.86, 0.8]
     for pressure in pressures:
         ladder.move(pressure)
         rungs.append(ladder.rung)
     assert rungs == [0, 1, 1, 2, 2, 3, 3, 2, 2, 1, 1, 0]
     assert len(RUNGS) == 4
+
+
+def test_a_server_that_has_just_started_is_calm():
+    ladder = Ladder()
+    ladder.move(1 - FIRST / DEPTH)
+    assert ladder.rung == 0
 
 
 def test_pressure_around_a_threshold_does_not_make_the_ladder_flutter():

@@ -22,8 +22,10 @@ MORE_PRUDENCE = 0.9
 """The same while requests are refused: in a crowd there is more of that."""
 
 RUNGS = ("calm", "fewer running", "shorter answers", "shedding")
-ENTER = (0.5, 0.75, 1.0)
-LEAVE = (0.25, 0.5, 0.9)
+ENTER = (0.95, 0.97, 1.0)
+LEAVE = (0.85, 0.875, 0.9)
+"""Pressure at which each rung is entered and left. A server that has just started, with `FIRST` of
+`DEPTH` left, is calm."""
 
 
 class MissAllowance:

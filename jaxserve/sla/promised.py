@@ -144,6 +144,7 @@ class Promised:
         self._ahead: deque[_Ahead] = deque()
         self._leave_out = False
         self._since_token = 0.0
+        self._tpot_suffers = False
         self._rows_are_short = False
         self._greedy: set[str] = set()
 
@@ -201,6 +202,8 @@ class Promised:
         self._rows_are_short = len(load.running) >= SHORT_OF_ROWS * self.running_limit
         outlook = self._look(load, now)
         turns, hurry = self._take_turns(outlook)
+        if not self._can_prefill(outlook, load):
+            hurry = None
         self._leave_out = hurry == "leave out" and not self._leave_out
         self._move(len(turns.late))
         self._order = turns.keys()
@@ -229,7 +232,8 @@ class Promised:
     def observe_launch(self, spans: Collection[Span], now: float) -> None:
         load = step_load(spans)
         seconds = self.pace.model.predict(load)
-        self._ahead.append(_Ahead(load, seconds, self._leave_out))
+        left_out = self._leave_out and all(span.sequence.num_drawn == 0 for span in spans)
+        self._ahead.append(_Ahead(load, seconds, left_out))
         self.device_free = max(now, self.device_free) + seconds
 
     def observe_step(self, spans: Collection[Span], seconds: float, now: float) -> None:
@@ -282,6 +286,12 @@ class Promised:
             return outlook.turns(seconds), None
         return outlook.turns(2 * seconds), outlook.hurry(seconds)
 
+    def _can_prefill(self, outlook: Outlook, load: Load) -> bool:
+        """Whether any prompt holds a slot, or can get one: hurrying the others is no use."""
+        if len(load.running) < min(self.running_limit, load.max_rows):
+            return True
+        return any(sequence.slot >= 0 for sequence in outlook.prompts)
+
     def _room(self, outlook: Outlook, early: list[Prompt], hurry: Hurry | None, load: Load) -> int:
         """Prompt tokens that the next step has room for."""
         decodes, prompts = outlook.decodes, outlook.prompts
@@ -310,8 +320,9 @@ class Promised:
 
     def _move(self, num_late: int) -> None:
         """Set the rung: with those who will be late as good as missed."""
-        left = min(self._ttft_left.left - num_late, self._tpot_left.left)
-        self.ladder.move(1 - left / DEPTH)
+        ttft_left, tpot_left = self._ttft_left.left - num_late, self._tpot_left.left
+        self._tpot_suffers = tpot_left < ttft_left
+        self.ladder.move(1 - min(ttft_left, tpot_left) / DEPTH)
 
     def _set_limit(self, load: Load) -> None:
         if load.running:
@@ -320,7 +331,7 @@ class Promised:
         ratio = self._prompt_tokens / self._output_tokens
         limit = self.pace.running_limit(self._context, ratio, load.max_rows)
         # Where first tokens are what is late, fewer running would only lengthen the queue.
-        too_slow = self.ladder.rung > 0 and self._tpot_left.left < self._ttft_left.left
+        too_slow = self.ladder.rung > 0 and self._tpot_suffers
         wanted = max(1, round(limit * FEWER)) if too_slow else limit
         # Those who wait were let in with the old limit in mind: it falls little by little.
         self._limit = max(float(wanted), self._limit * LIMIT_STEP)
