@@ -24,8 +24,9 @@ from jaxserve.errors import JaxserveError
 from jaxserve.request import Request, SamplingParams
 from jaxserve.startup import load_engine
 
-CALM_TOKENS = 60
-"""Tokens each stream gets before the long prompt comes."""
+CALM_TOKENS = 200
+"""Tokens each stream gets before the long prompt comes: enough for the promise to have seen that
+few prompts come in, and so to leave a row for one more."""
 
 
 def gaps_around(engine: Engine, vocab_size: int, flags: argparse.Namespace) -> Point:
@@ -43,6 +44,7 @@ def gaps_around(engine: Engine, vocab_size: int, flags: argparse.Namespace) -> P
     sent = 0.0
     first = None
     while first is None:
+        time.sleep(engine.spare_seconds)
         events = engine.step()
         now = time.perf_counter()
         for event in events:
@@ -53,7 +55,9 @@ def gaps_around(engine: Engine, vocab_size: int, flags: argparse.Namespace) -> P
             last[event.request_id] = now
         if not sent and len(calm) >= CALM_TOKENS * flags.streams:
             sent = time.perf_counter()
-            engine.add(Request("long", prompt(flags.prompt_tokens), SamplingParams(4)))
+            long = Request("long", prompt(flags.prompt_tokens), SamplingParams(4))
+            if refusal := engine.add(long):
+                raise JaxserveError(f"the long prompt was refused: {refusal.message}")
     for name in [*last]:
         engine.abort(name)
     while engine.has_work:
@@ -91,10 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         try:
             loaded = load_engine(config)
+            figures = gaps_around(loaded.engine, loaded.vocab_size, flags)
         except (JaxserveError, CheckpointError) as error:
             print(f"bench.long_prompt: {error}", file=sys.stderr)
             return 1
-        figures = gaps_around(loaded.engine, loaded.vocab_size, flags)
         point: Point = {"bench": "long_prompt", "engine": name, "streams": flags.streams}
         write_point({**point, **figures, **machine_facts()}, sys.stdout, flags.json)
     return 0
