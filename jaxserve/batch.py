@@ -119,10 +119,13 @@ class LayerPages:
 
     Attributes:
         k: [N, B, K, D]. v: [N, B, K, D].
+        scales: of k and v, f32[N, B, K] each, what every head of every token was divided by, where
+            they are int8; else empty.
     """
 
     k: jax.Array
     v: jax.Array
+    scales: tuple[jax.Array, ...] = ()
 
 
 @struct.dataclass

@@ -20,7 +20,9 @@ class EngineConfig:
     Attributes:
         model: catalogue name, folder, .gguf file, Orbax checkpoint or `hf:org/name`.
         store: folder with converted checkpoints and JAX's compilation cache.
-        dtype: of weights, activations and KV cache; None is float32 on CPU, bfloat16 on GPU.
+        dtype: of weights and activations; None is float32 on CPU, bfloat16 on GPU.
+        kv: what the cache keeps keys and values in: "auto" is `dtype`; "int8" has a scale for
+            each head of each token besides.
         attention: "auto", or one of `models.attention.AttentionKind`.
         page_size: B, tokens per page.
         num_pages: N, the null page included; None sizes the pool from `memory_fraction`.
@@ -43,6 +45,7 @@ class EngineConfig:
     model: str
     store: Path
     dtype: str | None = None
+    kv: str = "auto"
     attention: str = "auto"
     page_size: int = 16
     num_pages: int | None = None

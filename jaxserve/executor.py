@@ -123,7 +123,7 @@ class JaxExecutor:
 def empty_state(
     config: ModelConfig, *, num_pages: int, page_size: int, max_rows: int, dtype: jnp.dtype
 ) -> DeviceState:
-    """A device state with nothing in it: a cache of num_pages pages and max_rows slots."""
+    """A device state with nothing in it: num_pages pages of cache in `dtype`, max_rows slots."""
     layers = empty_pages(config, num_pages, page_size, dtype)
     return DeviceState(layers, jnp.zeros(max_rows, jnp.int32))
 

@@ -78,7 +78,7 @@ def add_engine(serve: Parser) -> None:
     engine.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
-        help="of weights and cache; unset: float32 on CPU, bfloat16 on GPU",
+        help="of weights and activations; unset: float32 on CPU, bfloat16 on GPU",
     )
     engine.add_argument(
         "--attention",
@@ -151,7 +151,17 @@ def _add_promise(serve: Parser) -> None:
     )
 
 
+def add_kv(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--kv",
+        choices=("auto", "int8"),
+        default=default(EngineConfig, "kv"),
+        help="type of cached keys and values; auto: that of the weights",
+    )
+
+
 def _add_cache(engine: argparse._ArgumentGroup) -> None:
+    add_kv(engine)
     engine.add_argument(
         "--page-size",
         type=positive,

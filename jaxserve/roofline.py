@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from checkpoints.model_config import ModelConfig
 from jaxserve.cards import ITEMSIZE, Card, Dtype
 
+SCALE_BYTES = 4
+"""Of what an int8 key or value of one head was divided by."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
@@ -94,8 +97,11 @@ class ModelShape:
 
     @property
     def kv_bytes_per_layer(self) -> int:
-        """Of cache one token takes in one layer: K keys and K values of D numbers."""
-        return 2 * self.num_kv_heads * self.head_dim * ITEMSIZE[self.kv_dtype]
+        """Of cache one token takes in one layer: K keys and K values of D numbers, and a scale
+        for each where they are int8."""
+        vector = self.head_dim * ITEMSIZE[self.kv_dtype]
+        vector += SCALE_BYTES if self.kv_dtype == "int8" else 0
+        return 2 * self.num_kv_heads * vector
 
     @property
     def kv_bytes_per_token(self) -> int:

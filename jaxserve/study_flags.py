@@ -8,7 +8,16 @@ from pathlib import Path
 from jaxserve.aot.target import TARGETS
 from jaxserve.cards import CARDS, ITEMSIZE
 from jaxserve.config import USUAL_SIZES, EngineConfig
-from jaxserve.flags import Parser, default, fraction, milliseconds, natural, positive, scaled
+from jaxserve.flags import (
+    Parser,
+    add_kv,
+    default,
+    fraction,
+    milliseconds,
+    natural,
+    positive,
+    scaled,
+)
 from jaxserve.plan import PLAN_MODELS
 from jaxserve.simulate import MIXES, POLICIES
 from jaxserve.simulate.policies import MakePolicy
@@ -117,8 +126,9 @@ def add_compile(compile: Parser) -> None:
         "--dtype",
         choices=("bfloat16", "float16", "float32"),
         default="bfloat16",
-        help="of weights and cache",
+        help="of weights and activations",
     )
+    add_kv(server)
     server.add_argument(
         "--attention", default="auto", metavar="KIND", help="which kernels attend; auto: triton"
     )

@@ -63,23 +63,23 @@ def tokens(events: Sequence[TokenEvent]) -> list[int]:
     return [event.token_id for event in events if event.token_id is not None]
 
 
-def assert_same(got: Events, expected: Events) -> None:
-    """The same tokens, reasons and log-probabilities."""
+def assert_same(got: Events, expected: Events, *, atol: float = 1e-4) -> None:
+    """The same tokens and reasons, and log-probabilities to `atol`."""
     assert got.keys() == expected.keys()
     for key, events in expected.items():
         assert tokens(got[key]) == tokens(events), key
         assert [e.finish_reason for e in got[key]] == [e.finish_reason for e in events]
         for ours, theirs in zip(got[key], events, strict=True):
-            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=atol)
             ours_top, theirs_top = dict(ours.top_logprobs), dict(theirs.top_logprobs)
             for token in ours_top.keys() & theirs_top.keys():
-                assert ours_top[token] == pytest.approx(theirs_top[token], abs=1e-4)
+                assert ours_top[token] == pytest.approx(theirs_top[token], abs=atol)
 
 
 @functools.cache
-def alone(name: str) -> Events:
+def alone(name: str, kv: str = "auto") -> Events:
     """Every request served by an engine of its own, step by step."""
     events: Events = {}
     for each in make_requests():
-        events |= serve(make_engine(name, look_ahead=False), [each])
+        events |= serve(make_engine(name, look_ahead=False, kv=kv), [each])
     return events

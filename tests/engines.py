@@ -17,7 +17,7 @@ import checkpoints
 from jaxserve.batch import BatchDescriptor, DeviceState, StepShape
 from jaxserve.engine import Engine
 from jaxserve.executor import JaxExecutor, compile_steps, empty_state
-from jaxserve.models.attention import PagedAttention
+from jaxserve.models.attention import PagedAttention, cache_dtype
 from jaxserve.models.decoder import Decoder
 from jaxserve.packing import pack, step_shapes
 from jaxserve.pages import PagePool
@@ -55,13 +55,15 @@ def tiny(name: str, attention: PagedAttention = DEFAULT_ATTENTION) -> Loaded:
     return Loaded(Decoder(checkpoint.config, attention), checkpoint.load(dtype=jnp.float32))
 
 
-def new_state(loaded: Loaded, num_pages: int = NUM_PAGES, fill: float = 0.0) -> DeviceState:
+def new_state(
+    loaded: Loaded, num_pages: int = NUM_PAGES, fill: float = 0.0, kv: str = "auto"
+) -> DeviceState:
     state = empty_state(
         loaded.decoder.config,
         num_pages=num_pages,
         page_size=PAGE_SIZE,
         max_rows=MAX_ROWS,
-        dtype=jnp.dtype(jnp.float32),
+        dtype=cache_dtype(kv, jnp.dtype(jnp.float32)),
     )
     layers = jax.tree.map(lambda x: jnp.full_like(x, fill), state.layers)
     return DeviceState(layers, state.last_token)
@@ -73,6 +75,7 @@ def compiled(
     num_pages: int = NUM_PAGES,
     budget: int = 64,
     attention: PagedAttention = DEFAULT_ATTENTION,
+    kv: str = "auto",
 ) -> dict[StepShape, jax.stages.Compiled]:
     loaded = tiny(name, attention)
     shapes = step_shapes(
@@ -80,7 +83,7 @@ def compiled(
     )
     shapes = (shapes[2], shapes[-1])  # 8 tokens and the budget: two compilations do for tests
     step = make_step(loaded.decoder)
-    return compile_steps(step, loaded.params, new_state(loaded, num_pages), shapes)
+    return compile_steps(step, loaded.params, new_state(loaded, num_pages, kv=kv), shapes)
 
 
 def make_engine(
@@ -94,6 +97,7 @@ def make_engine(
     swap_pages: int = 0,
     prefix_reuse: bool = True,
     attention: PagedAttention = DEFAULT_ATTENTION,
+    kv: str = "auto",
 ) -> Engine:
     """An engine on a tiny checkpoint. Executables are shared between engines of a shape.
 
@@ -104,10 +108,11 @@ def make_engine(
         swap_pages: room for preempted sequences in host memory.
         prefix_reuse: sequences that begin alike share pages.
         attention: of the model's layers.
+        kv: what the cache keeps, as `jaxserve serve --kv` says it.
     """
     loaded = tiny(name, attention)
-    steps = compiled(name, num_pages, attention=attention)
-    executor = JaxExecutor(loaded.params, new_state(loaded, num_pages, fill), steps)
+    steps = compiled(name, num_pages, attention=attention, kv=kv)
+    executor = JaxExecutor(loaded.params, new_state(loaded, num_pages, fill, kv), steps)
     pool = PagePool(usable_pages or num_pages, PAGE_SIZE)
     scheduler = Scheduler(
         pool,
@@ -149,7 +154,10 @@ def request(name: str, prompt: Sequence[int], max_tokens: int, **sampling: Any) 
 
 
 def all_logits(
-    loaded: Loaded, tokens: Sequence[int], attention: PagedAttention | None = None
+    loaded: Loaded,
+    tokens: Sequence[int],
+    attention: PagedAttention | None = None,
+    kv: str = "auto",
 ) -> np.ndarray:
     """f32[len(tokens), V]: logits at every position, computed through the paged cache at once."""
     run = _forward(loaded.decoder.config, attention or PagedAttention())
@@ -159,7 +167,7 @@ def all_logits(
     assert pool.grow(row.pages, len(tokens))
     batch, table = pack([Span(row, 0, len(tokens), feed=False, draws=True)], shape)
 
-    layers = new_state(loaded).layers
+    layers = new_state(loaded, kv=kv).layers
     logits = run(loaded.params, layers, *jax.device_put((batch, table)))
     return np.asarray(logits)[: len(tokens)]
 

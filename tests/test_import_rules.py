@@ -157,6 +157,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.tokenizer",
     ),
     # Where everything is wired together.
+    "jaxserve.sizing": (
+        *TYPES,
+        "jaxserve.batch",
+        "jaxserve.executor",
+        "jaxserve.limits",
+        "jaxserve.memory",
+        "jaxserve.models",
+        "jaxserve.packing",
+        "jaxserve.step",
+    ),
     "jaxserve.startup": PACKAGES,
     "jaxserve.worker": PACKAGES,
     "jaxserve.cli": PACKAGES,

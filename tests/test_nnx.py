@@ -64,10 +64,10 @@ class TinyLlama(nnx.Module):
         self.head = self.embed if config.tied_head else nnx.Param(params["head"])
 
     def forward(self, layers, token_ids, batch, page_table):
-        heads = self.config.num_heads
-        attend = PagedAttention().prepare(batch, page_table, layers[0], num_heads=heads)
-        rope = rope_tables(self.config.layers[0].rope, self.config.head_dim, batch.positions)
         x = jnp.take(self.embed[...], token_ids, axis=0, mode="clip")
+        sizes = {"num_heads": self.config.num_heads, "dtype": x.dtype}
+        attend = PagedAttention().prepare(batch, page_table, layers[0], **sizes)
+        rope = rope_tables(self.config.layers[0].rope, self.config.head_dim, batch.positions)
         written = []
         for layer, pages in zip(self.layers, layers, strict=True):
             x, pages = layer(x, rope, pages, attend)

@@ -14,7 +14,8 @@ from engines import TINY, drain, request, tiny
 import checkpoints
 from jaxserve.config import EngineConfig, decode_engine_config, encode_engine_config
 from jaxserve.errors import ConfigError
-from jaxserve.startup import StepSizes, load_engine, pool_size, resolve_sizes, step_bytes
+from jaxserve.sizing import StepSizes, pool_size, resolve_sizes, step_bytes
+from jaxserve.startup import load_engine
 from jaxserve.step import make_step
 
 FLOAT32 = jnp.dtype(jnp.float32)
@@ -51,7 +52,14 @@ def test_a_loaded_engine_serves_and_says_what_it_is(store):
     loaded.engine.add(request("a", [5, 6, 7], 4))
     assert len(drain(loaded.engine)["a"]) == 4
     assert loaded.vocab_size == 320
-    assert "39 pages of 16 tokens, context 128" in loaded.description
+    assert ", float32, 39 pages of 16 tokens, context 128" in loaded.description
+
+
+def test_an_engine_with_an_int8_cache_serves_and_says_so(store):
+    loaded = load_engine(config_for(store, kv="int8"))
+    loaded.engine.add(request("a", [5, 6, 7], 4))
+    assert len(drain(loaded.engine)["a"]) == 4
+    assert ", float32, 39 int8 pages of 16 tokens, context 128" in loaded.description
 
 
 def test_the_context_is_no_longer_than_the_pool_can_hold(store):
@@ -63,6 +71,8 @@ def test_the_context_is_no_longer_than_the_pool_can_hold(store):
     "changes, words",
     [
         ({"dtype": "int4"}, "int4"),
+        ({"kv": "fp8"}, "kv 'fp8' is not one of auto, int8"),
+        ({"kv": "int8", "num_pages": 2**23 + 1}, "8388609 int8 pages .* 8388608 at most"),
         ({"max_context": 100_000}, "512"),
         ({"max_rows": 32}, "16 tokens .* 32 rows"),
         ({"step": "no.such.module:make"}, "package.module:factory"),
@@ -95,7 +105,7 @@ def test_an_unknown_model_is_refused(store):
 
 
 def test_the_pool_takes_what_is_left_and_no_more_than_the_rows_can_use(store, monkeypatch):
-    monkeypatch.setattr("jaxserve.startup.device_bytes", lambda device: 100 * PAGE_BYTES)
+    monkeypatch.setattr("jaxserve.sizing.device_bytes", lambda device: 100 * PAGE_BYTES)
     model = tiny("llama-untied").decoder.config
     config = config_for(store, memory_fraction=0.5)
     many, few = (StepSizes(rows, 1024, config.page_size) for rows in (1000, 2))
@@ -104,6 +114,17 @@ def test_the_pool_takes_what_is_left_and_no_more_than_the_rows_can_use(store, mo
     assert pool_size(config, few, model, FLOAT32, 128, taken=0) == 2 * 8 + 1
     with pytest.raises(ConfigError, match="memory-fraction"):
         pool_size(config, many, model, FLOAT32, 128, taken=49 * PAGE_BYTES)
+
+
+def test_a_pool_of_int8_pages_holds_more_of_them_up_to_what_kernels_address(store, monkeypatch):
+    monkeypatch.setattr("jaxserve.sizing.device_bytes", lambda device: 100 * PAGE_BYTES)
+    model = tiny("llama-untied").decoder.config
+    config, many = config_for(store, memory_fraction=0.5), StepSizes(1000, 1024, 16)
+    room = (config, many, model, jnp.dtype(jnp.int8), 128)
+    # Each 8 numbers take 8 bytes and 4 of scale, where they took 32.
+    assert pool_size(*room, taken=0) == 50 * 32 // 12 + 1
+    monkeypatch.setattr("jaxserve.sizing.most_pages", lambda *_: 100)
+    assert pool_size(*room, taken=0) == 100
 
 
 def test_a_steps_temporaries_are_the_compilers_own_figure(store):

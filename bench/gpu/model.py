@@ -20,7 +20,7 @@ from jaxserve.models.decoder import Decoder
 from jaxserve.models.llama import Params
 from jaxserve.packing import step_shapes
 from jaxserve.plan.models import PLAN_MODELS
-from jaxserve.startup import device_bytes
+from jaxserve.sizing import device_bytes
 from jaxserve.step import StepFn, make_step
 
 PAGE_SIZE = 16
@@ -144,10 +144,12 @@ def random_model() -> RandomModel:
     for name, config in sizes.models.items():
         params = abstract_params(config, dtype)
         taken = num_bytes(params) + RUNTIME_BYTES + TEMPORARY_BYTES
-        page = kv_bytes_per_token(config, dtype.itemsize) * PAGE_SIZE
+        page = kv_bytes_per_token(config, dtype) * PAGE_SIZE
         num_pages = fitting_pages(usable, taken, page, most)
         if num_pages > sizes.max_context // PAGE_SIZE:
-            state = abstract_state(StepSizes(config, num_pages, sizes.max_rows, dtype), PAGE_SIZE)
+            state = abstract_state(
+                StepSizes(config, num_pages, sizes.max_rows, dtype, dtype), PAGE_SIZE
+            )
             step = make_step(Decoder(config, choose_attention("auto")))
             filled = fill(params, DEVIATION), fill(state, 1.0)
             return RandomModel(name, config, sizes, dtype, num_pages, step, *filled)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from bench.gpu.stage import Given
 from bench.gpu.timing import on_gpu, prepare, random, timed
 from bench.measure import Point, rounded
-from jaxserve.startup import device_bytes
+from jaxserve.sizing import device_bytes
 
 
 def run(given: Given) -> Iterator[Point]:

@@ -87,9 +87,13 @@ def save_executables(surveyor: Surveyor, survey: Survey, folder: Path) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         steps = dict(zip(shapes, pool.map(compile_one, shapes), strict=True))
     state = abstract_state(surveyor.step_sizes(survey.pages), surveyor.sizes.page_size)
-    device_kind = mesh.devices.item().device_kind
     manifest = make_manifest(
-        surveyor.model, surveyor.attention, state, shapes, device_kind=device_kind
+        surveyor.model,
+        surveyor.attention,
+        state,
+        shapes,
+        dtype=surveyor.sizes.dtype,
+        device_kind=mesh.devices.item().device_kind,
     )
     try:
         written = save_steps(folder, manifest, steps)

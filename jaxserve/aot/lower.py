@@ -26,13 +26,14 @@ class StepSizes:
         model: the dimensions.
         num_pages: N, the null page included.
         max_rows: slots of the device state.
-        dtype: of weights and cache.
+        dtype: of the weights. kv_dtype: of the cache.
     """
 
     model: ModelConfig
     num_pages: int
     max_rows: int
     dtype: jnp.dtype
+    kv_dtype: jnp.dtype
 
 
 def abstract_params(config: ModelConfig, dtype: jnp.dtype) -> Params:
@@ -59,7 +60,7 @@ def abstract_state(sizes: StepSizes, page_size: int) -> DeviceState:
             num_pages=sizes.num_pages,
             page_size=page_size,
             max_rows=sizes.max_rows,
-            dtype=sizes.dtype,
+            dtype=sizes.kv_dtype,
         )
 
     state: DeviceState = jax.eval_shape(make)

@@ -16,11 +16,12 @@ def print_survey(survey: Survey, console: Console | None = None) -> None:
     """Print what a person wants to know; the JSON has the rest."""
     console = console or Console()
     sizes = survey.sizes
+    dtypes = sizes.dtype if sizes.kv == "auto" else f"{sizes.dtype}, {sizes.kv} cache"
     for line in (
         f"[bold]{escape(survey.model)} on {escape(survey.gpu)}[/bold], compiled without one by "
         f"jax {survey.jax_version}",
         f"{sizes.max_rows} rows, {sizes.token_budget} tokens a step, pages of {sizes.page_size}, "
-        f"context {sizes.max_context:,}, {sizes.dtype}, attention {survey.attention}",
+        f"context {sizes.max_context:,}, {dtypes}, attention {survey.attention}",
     ):
         console.print(line, highlight=False)
     for table in (_memory(survey), _steps(survey), _traffic(survey), _kernels(survey)):

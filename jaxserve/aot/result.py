@@ -13,7 +13,7 @@ from jaxserve.cards import Dtype
 
 @dataclass(frozen=True, slots=True)
 class ServerSizes:
-    """What a server would be told, by the names of `EngineConfig`. dtype: of weights and cache."""
+    """What a server would be told, by the names of `EngineConfig`."""
 
     max_rows: int
     token_budget: int
@@ -21,6 +21,7 @@ class ServerSizes:
     page_size: int = 16
     memory_fraction: float = 0.9
     dtype: Dtype = "bfloat16"
+    kv: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Manifest:
         device_kind: as the driver calls the card.
         platform_version: of the runtime, where one was there to ask; None fits any.
         model: fingerprint of its config.
-        attention: the kind. dtype: of weights and cache.
+        attention: the kind. dtype: of the weights. kv_dtype: of the cache.
         num_pages, page_size, max_rows: of the device state.
         token_budget, max_pages: of the largest shape.
     """
@@ -48,6 +48,7 @@ class Manifest:
     model: str
     attention: str
     dtype: str
+    kv_dtype: str
     num_pages: int
     page_size: int
     max_rows: int
@@ -61,6 +62,7 @@ def make_manifest(
     state: DeviceState,
     shapes: Sequence[StepShape],
     *,
+    dtype: str,
     device_kind: str,
     platform_version: str | None = None,
 ) -> Manifest:
@@ -72,7 +74,8 @@ def make_manifest(
         platform_version=platform_version,
         model=fingerprint(model),
         attention=attention,
-        dtype=pages.dtype.name,
+        dtype=dtype,
+        kv_dtype=pages.dtype.name,
         num_pages=pages.shape[0],
         page_size=pages.shape[1],
         max_rows=state.last_token.shape[0],

@@ -54,6 +54,7 @@ def saved_steps(
         attention,
         state,
         shapes,
+        dtype=params["embed"].dtype.name,
         device_kind=device.device_kind,
         platform_version=device.client.platform_version,
     )

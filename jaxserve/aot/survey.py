@@ -18,9 +18,9 @@ from jaxserve.aot.lower import StepSizes, abstract_params, abstract_state, num_b
 from jaxserve.aot.result import ServerSizes, StepReport, Survey, worst
 from jaxserve.aot.target import Target, make_mesh
 from jaxserve.batch import StepShape
-from jaxserve.cards import Card
+from jaxserve.cards import Card, Dtype
 from jaxserve.memory import RUNTIME_BYTES, fitting_pages
-from jaxserve.models.attention import kv_bytes_per_token
+from jaxserve.models.attention import cache_dtype, kv_bytes_per_token, most_pages
 from jaxserve.packing import step_shapes
 from jaxserve.roofline import ModelShape, model_shape
 from jaxserve.step import StepFn
@@ -99,23 +99,26 @@ class Surveyor:
 
     def pages(self, reserve: int) -> int:
         """Of a cache that leaves `reserve` bytes for temporaries; 0 if nothing fits."""
-        page_bytes = self._page_bytes()
+        page_size = self.sizes.page_size
+        page_bytes = kv_bytes_per_token(self.model, self._kv_dtype()) * page_size
         taken = num_bytes(abstract_params(self.model, self._dtype())) + RUNTIME_BYTES + reserve
         usable = self.sizes.memory_fraction * self.card.memory_bytes
-        most = self.sizes.max_rows * -(-self.sizes.max_context // self.sizes.page_size)
+        most = self.sizes.max_rows * -(-self.sizes.max_context // page_size)
+        most = min(most, most_pages(self.model, page_size, self._kv_dtype()) - 1)
         return fitting_pages(usable, taken, page_bytes, most)
-
-    def _page_bytes(self) -> int:
-        per_token = kv_bytes_per_token(self.model, self._dtype().itemsize)
-        return per_token * self.sizes.page_size
 
     def _dtype(self) -> jnp.dtype:
         return jnp.dtype(self.sizes.dtype)
 
+    def _kv_dtype(self) -> jnp.dtype:
+        return cache_dtype(self.sizes.kv, self._dtype())
+
     def step_sizes(self, pages: int) -> StepSizes:
         """Of a server with so many pages."""
         # A model that does not fit is compiled too: for the smallest cache, to say what it needs.
-        return StepSizes(self.model, max(pages, 2), self.sizes.max_rows, self._dtype())
+        num_pages = max(pages, 2)
+        dtypes = self._dtype(), self._kv_dtype()
+        return StepSizes(self.model, num_pages, self.sizes.max_rows, *dtypes)
 
     def _compile(
         self, mesh: jax.sharding.Mesh, shapes: Sequence[StepShape], pages: int
@@ -169,8 +172,8 @@ class Surveyor:
         )
 
     def _model_shape(self) -> ModelShape:
-        dtype = self.sizes.dtype
-        return model_shape(self.name, self.model, weight_dtype=dtype, kv_dtype=dtype)
+        kv_dtype = cast(Dtype, self._kv_dtype().name)
+        return model_shape(self.name, self.model, weight_dtype=self.sizes.dtype, kv_dtype=kv_dtype)
 
     def _summary(self, pages: int, steps: list[StepReport], compiled: list[CompiledStep]) -> Survey:
         decodes = [step for step in steps if step.name.startswith("decode ")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol, cast, get_args
 
 import jax
@@ -17,6 +18,7 @@ from checkpoints.model_config import ModelConfig
 from jaxserve.batch import BatchDescriptor, LayerPages, PageTable
 from jaxserve.errors import ConfigError
 from pallas_kernels.cache_write import write_kv
+from pallas_kernels.check import MAX_INT8_ELEMENTS
 from pallas_kernels.paged_attention import paged_attention, plan_attention
 from pallas_kernels.target import Target, has_triton, local_target, runs_triton
 
@@ -59,14 +61,20 @@ class PagedAttention:
     interpret: bool = False
 
     def prepare(
-        self, batch: BatchDescriptor, page_table: PageTable, pages: LayerPages, *, num_heads: int
+        self,
+        batch: BatchDescriptor,
+        page_table: PageTable,
+        pages: LayerPages,
+        *,
+        num_heads: int,
+        dtype: jnp.dtype,
     ) -> Attend:
         """Do once what every layer of the step shares.
 
         Args:
             batch, page_table: the step's.
             pages: any layer's, for its shape.
-            num_heads: H.
+            num_heads: H. dtype: of the queries.
         """
         target = Target(self.kind, self.card, self.interpret)
         num_pages, page_size = pages.k.shape[:2]
@@ -79,7 +87,7 @@ class PagedAttention:
             num_heads=num_heads,
             pages=pages.k,
             max_pages=page_table.pages.shape[1],
-            dtype=pages.k.dtype,
+            dtype=dtype,
         )
 
         def attend(
@@ -91,7 +99,9 @@ class PagedAttention:
             scale: float,
             window: int | None,
         ) -> tuple[jax.Array, LayerPages]:
-            k_pages, v_pages = write_kv((pages.k, pages.v), k, v, slots, target=target)
+            cache = (pages.k, pages.v, *pages.scales)
+            k_pages, v_pages, *scales = write_kv(cache, k, v, slots, target=target)
+            k_scale, v_scale = scales or (None, None)
             out = paged_attention(
                 q,
                 k_pages,
@@ -103,8 +113,10 @@ class PagedAttention:
                 plan=plan,
                 scale=scale,
                 window=window,
+                k_scale=k_scale,
+                v_scale=v_scale,
             )
-            return out, LayerPages(k_pages, v_pages)
+            return out, LayerPages(k_pages, v_pages, tuple(scales))
 
         return attend
 
@@ -133,16 +145,44 @@ def choose_attention(name: str) -> PagedAttention:
     return PagedAttention(target.dialect, target.card, target.interpret)
 
 
+def cache_dtype(name: str, dtype: jnp.dtype) -> jnp.dtype:
+    """What keys and values are kept in.
+
+    Args:
+        name: "auto", that of the model, or "int8".
+        dtype: of the model.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if name not in ("auto", "int8"):
+        raise ConfigError(f"kv {name!r} is not one of auto, int8")
+    return dtype if name == "auto" else jnp.dtype(jnp.int8)
+
+
 def empty_pages(
     config: ModelConfig, num_pages: int, page_size: int, dtype: jnp.dtype
 ) -> tuple[LayerPages, ...]:
-    """A zeroed cache: L times k and v of [N, B, K, D], arrays of their own."""
+    """A zeroed cache: L times k and v of [N, B, K, D], of int8 with scales, arrays of their own."""
     shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
-    return tuple(
-        LayerPages(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in config.layers
-    )
+    num_scales = 2 if dtype == jnp.int8 else 0
+
+    def layer() -> LayerPages:
+        scales = tuple(jnp.zeros(shape[:3], jnp.float32) for _ in range(num_scales))
+        return LayerPages(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), scales)
+
+    return tuple(layer() for _ in config.layers)
 
 
-def kv_bytes_per_token(config: ModelConfig, itemsize: int) -> int:
-    """Bytes of cache one token takes over all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+def kv_bytes_per_token(config: ModelConfig, dtype: jnp.dtype) -> int:
+    """Bytes of cache one token takes over all layers, scales included."""
+    token = jax.eval_shape(partial(empty_pages, config, 1, 1, dtype))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(token))
+
+
+def most_pages(config: ModelConfig, page_size: int, dtype: jnp.dtype) -> int:
+    """N of the largest cache that can be addressed, however large the device."""
+    places = 2**31 - 1
+    if dtype == jnp.int8:
+        places = MAX_INT8_ELEMENTS // (config.num_kv_heads * config.head_dim)
+    return places // page_size

@@ -83,14 +83,14 @@ class Decoder:
             After each layer the residual stream [T, E] and the layer's pages with this step's
             keys and values in them. A step has to return the pages of all layers.
         """
+        x = embed(self.config, params, token_ids)
         attend = self.attention.prepare(
-            batch, page_table, layers[0], num_heads=self.config.num_heads
+            batch, page_table, layers[0], num_heads=self.config.num_heads, dtype=x.dtype
         )
         blocks = {
             layer: self._block(layer, batch.positions, attend)
             for layer in dict.fromkeys(self.config.layers)
         }
-        x = embed(self.config, params, token_ids)
         for layer, weights, pages in zip(self.config.layers, params["layers"], layers, strict=True):
             x, written = blocks[layer](weights, x, pages)
             yield x, written

@@ -28,7 +28,7 @@ class ServableModule(Protocol):
 
     Everything in it that is not an `nnx.Variable` is static. `models.layers` has the usual pieces;
     attention over the cache is `PagedAttention().prepare(batch, page_table, layers[0],
-    num_heads=...)` once, then a call for each layer, which returns the layer's new pages.
+    num_heads=..., dtype=x.dtype)` once, then a call for each layer, which returns its new pages.
     """
 
     def forward(

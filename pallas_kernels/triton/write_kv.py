@@ -34,6 +34,7 @@ def write_kv_triton(
     """
     first = 3  # operand number of the first page array
     moved = 2 * k.size * (k.dtype.itemsize + pages[0].dtype.itemsize)
+    moved += sum(scale.dtype.itemsize * k.size // k.shape[2] for scale in pages[2:])
     return pl.pallas_call(
         partial(write_keys_values, len(pages)),
         out_shape=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in pages),

@@ -18,11 +18,11 @@ SMALL = ("--model", str(TINY), "--max-rows", "4", "--token-budget", "4", "--max-
 def test_a_model_is_surveyed_and_its_executables_are_saved(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     out, saved = tmp_path / "survey.json", tmp_path / "saved"
-    flags = ["--gpu", "h200-141gb", "--out", str(out), "--save", str(saved)]
+    flags = ["--gpu", "h200-141gb", "--kv", "int8", "--out", str(out), "--save", str(saved)]
     assert main(["compile", *SMALL, *flags]) == 0
     printed, progress = capsys.readouterr()
     assert max(map(len, printed.splitlines())) <= 100
-    for text in ("decode_attention", "Nothing here was measured", "h200-141gb"):
+    for text in ("decode_attention", "Nothing here was measured", "h200-141gb", "int8 cache"):
         assert text in printed
     assert "2 executables" in progress
 
@@ -42,6 +42,7 @@ def test_a_model_is_surveyed_and_its_executables_are_saved(tmp_path, capsys, mon
 
     manifest = read_manifest(saved)
     assert (manifest.device_kind, manifest.num_pages) == ("NVIDIA H200", survey["pages"])
+    assert (manifest.dtype, manifest.kv_dtype) == ("bfloat16", "int8")
     assert len(list(saved.glob("*.executable"))) == 2
 
 

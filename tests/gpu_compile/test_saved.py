@@ -43,6 +43,7 @@ def manifest(loaded) -> Manifest:
         "cpu",
         new_state(loaded),
         SHAPES,
+        dtype="float32",
         device_kind=jax.devices()[0].device_kind,
     )
 
@@ -143,6 +144,7 @@ def test_a_server_starts_from_executables_and_draws_the_same_tokens(store, folde
         ({"num_pages": 9}, "are for 8 pages: leave out --num-pages 9"),
         ({"step": "examples.norm_probe:make"}, "of the default step: leave out --step examples"),
         ({"max_rows": 3}, "max rows 2 there, 3 here"),
+        ({"kv": "int8"}, "kv dtype float32 there, int8 here"),
         ({"max_context": 64}, "max pages 2 there, 4 here"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -47,26 +47,30 @@ DECODE = Case("decode", 64, 1, 1_000)
 
 
 class Key(NamedTuple):
-    """What is compiled. layers: how many of the model's."""
+    """What is compiled. layers: how many of the model's. kv: type of the cache."""
 
     model: str
     card: str
     shape: str
     layers: int = LAYERS
+    kv: str = "bfloat16"
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.card}, {self.shape}"
+        return f"{self.model}, {self.card}, {self.shape}, {self.kv}"
 
 
 KEYS = [Key(model, card, "decode") for model in MODELS for card in TARGETS]
 KEYS += [Key(model, card, "mixed") for model in MODELS for card in TARGETS[:2]]
+KEYS += [Key("llama-3.1-8b", card, "mixed", kv="int8") for card in TARGETS]
+INT8 = Key("llama-3.1-8b", "a100-80gb", "decode", kv="int8")
+KEYS.append(INT8)
 WHOLE = Key("llama-3.1-8b", "a100-80gb", "decode", layers=32)
 
 
 def sizes_of(key: Key) -> StepSizes:
     config = PLAN_MODELS[key.model]
     config = dataclasses.replace(config, layers=config.layers[: key.layers])
-    return StepSizes(config, NUM_PAGES, MAX_ROWS, jnp.dtype(jnp.bfloat16))
+    return StepSizes(config, NUM_PAGES, MAX_ROWS, jnp.dtype(jnp.bfloat16), jnp.dtype(key.kv))
 
 
 def compile_key(key: Key) -> CompiledStep:
@@ -121,10 +125,10 @@ def test_a_layer_launches_few_kernels_and_never_waits_for_the_host(key, compiled
     assert compiled.work.open_loops == 0
 
 
-@pytest.mark.parametrize("key", [WHOLE], ids=str)
+@pytest.mark.parametrize("key", [WHOLE, INT8], ids=str)
 def test_decoding_moves_hardly_more_than_it_must(key, compiled):
     model = sizes_of(key).model
-    floor = step_floor(model, model_shape(key.model, model), DECODE)
+    floor = step_floor(model, model_shape(key.model, model, kv_dtype=key.kv), DECODE)
     assert compiled.work.unpriced == ()
     assert 1 <= compiled.work.bytes / floor.bytes <= MAX_DECODE_RATIO
     assert compiled.work.flops == pytest.approx(floor.flops, rel=0.01)
