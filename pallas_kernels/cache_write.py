@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.check import check_pages
+from pallas_kernels.native.attention import write_kv_native
 from pallas_kernels.reference import write_kv_reference
 from pallas_kernels.target import Target
 
@@ -37,6 +38,8 @@ def write_kv(
             f"k {list(k.shape)} and v {list(v.shape)} must be {list(shape)}, for slots "
             f"{list(slots.shape)} and pages {list(pages[0].shape)}"
         )
+    if target.dialect == "native" and len(pages) == 2:
+        return write_kv_native((pages[0], pages[1]), k, v, slots)
     if target.dialect != "triton":
         return write_kv_reference(pages, k, v, slots)
     from pallas_kernels.triton.write_kv import write_kv_triton

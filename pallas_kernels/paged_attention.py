@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from pallas_kernels import cpu
 from pallas_kernels.check import check_pages, check_queries, check_settings
 from pallas_kernels.launch_plan import LaunchPlan, plan_launch
+from pallas_kernels.native.attention import paged_attention_native
 from pallas_kernels.reference import paged_attention_reference
 from pallas_kernels.target import Target
 from pallas_kernels.tuned import tile
@@ -71,6 +72,8 @@ def paged_attention(
     cache |= {"k_scale": k_scale, "v_scale": v_scale}
     if target.dialect == "reference":
         return paged_attention_reference(q, **cache, **lengths, **settings)
+    if target.dialect == "native":
+        return paged_attention_native(q, **cache, **lengths, **settings)
     if plan is None:
         plan = plan_attention(
             row_start,
@@ -122,7 +125,7 @@ def plan_attention(
         max_pages: P.
         dtype: of the queries.
     """
-    if target.dialect == "reference":
+    if target.dialect in ("reference", "native"):
         return None
     if target.dialect == "cpu":
         return cpu.plan_attention(row_start, kv_len, num_tokens)

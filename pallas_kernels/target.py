@@ -7,9 +7,9 @@ from typing import Literal
 
 import jax
 
-Dialect = Literal["reference", "cpu", "triton"]
+Dialect = Literal["reference", "cpu", "native", "triton"]
 
-DIALECTS: tuple[Dialect, ...] = ("reference", "cpu", "triton")
+DIALECTS: tuple[Dialect, ...] = ("reference", "cpu", "native", "triton")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class Target:
     """What kernels are made for. Hashable: part of what is compiled.
 
     Attributes:
-        dialect: "reference" is the specification; "cpu" is plain jnp, for any backend; "triton" is
-            Pallas for NVIDIA GPUs of compute capability 8.0 and later.
+        dialect: "reference" is the specification; "cpu" is plain jnp, for any backend; "native"
+            is C++ for CPUs; "triton" is Pallas for NVIDIA GPUs of compute capability 8.0 and later.
         card: one of `tuned.CARDS`, for the tiles of "triton".
         interpret: run "triton" on a CPU, operation by operation: for tests.
     """

@@ -30,6 +30,7 @@ from pallas_kernels.target import Target
 TARGETS = {
     "reference": Target("reference"),
     "cpu": Target("cpu"),
+    "native": Target("native"),
     "triton": Target("triton", interpret=True),
 }
 TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2}
@@ -92,7 +93,7 @@ def packings(draw: st.DrawFn) -> Rows:
     return rows
 
 
-@pytest.mark.parametrize("dialect", ["cpu", "triton"])
+@pytest.mark.parametrize("dialect", ["cpu", "native", "triton"])
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(rows=packings())
 def test_drawn_packings_equal_it_too(dialect, rows):
@@ -103,7 +104,7 @@ def test_drawn_packings_equal_it_too(dialect, rows):
 CROWD: Rows = [(1, 1023), (7, 300), (1, 30), (1, 700), (21, 21), (0, 0), (1, 512)]
 
 
-@pytest.mark.parametrize("dialect", ["cpu", "triton"])
+@pytest.mark.parametrize("dialect", ["cpu", "native", "triton"])
 @pytest.mark.parametrize("setting", SETTINGS[1:3], ids=str)
 def test_a_rows_result_is_the_same_bits_alone_and_in_a_crowd_and_on_other_pages(setting, dialect):
     crowd = make_case(CROWD, setting)

@@ -19,12 +19,13 @@ from jaxserve.batch import BatchDescriptor, LayerPages, PageTable
 from jaxserve.errors import ConfigError
 from pallas_kernels.cache_write import write_kv
 from pallas_kernels.check import MAX_INT8_ELEMENTS
+from pallas_kernels.native.build import has_native
 from pallas_kernels.paged_attention import paged_attention, plan_attention
 from pallas_kernels.target import Target, has_triton, local_target, runs_triton
 
 logger = logging.getLogger("jaxserve.attention")
 
-AttentionKind = Literal["cpu", "reference", "triton"]
+AttentionKind = Literal["cpu", "native", "reference", "triton"]
 
 
 class Attend(Protocol):
@@ -50,8 +51,8 @@ class PagedAttention:
 
     Attributes:
         kind: "cpu" is plain jnp that works in proportion to the live context and runs on every
-            backend; "triton" is Pallas for NVIDIA GPUs; "reference" is the specification: dense,
-            for tests.
+            backend; "native" is C++ for CPUs; "triton" is Pallas for NVIDIA GPUs; "reference" is
+            the specification: dense, for tests.
         card: whose tiles "triton" takes, one of `pallas_kernels.tuned.CARDS`.
         interpret: run "triton" on a CPU, operation by operation.
     """
@@ -125,19 +126,24 @@ def choose_attention(name: str) -> PagedAttention:
     """The attention for jax's default device.
 
     Args:
-        name: an `AttentionKind`, or "auto": "triton" on an NVIDIA GPU that runs it, else "cpu".
+        name: an `AttentionKind`, or "auto": "triton" on an NVIDIA GPU that runs it, "native" on a
+            CPU where a C++ compiler is installed, else "cpu".
 
     Raises:
         ConfigError: there is no such kind, or this jax does not have it.
     """
     device = jax.devices()[0]
     if name == "auto":
-        name = "triton" if runs_triton(device) else "cpu"
-        if device.platform != "cpu":
+        if device.platform == "cpu":
+            name = "native" if has_native() else "cpu"
+        else:
+            name = "triton" if runs_triton(device) else "cpu"
             logger.info("attention on %s: %s", device.device_kind, name)
     if name not in get_args(AttentionKind):
         kinds = ", ".join(("auto", *get_args(AttentionKind)))
         raise ConfigError(f"attention {name!r} is not one of {kinds}")
+    if name == "native" and not (device.platform == "cpu" and has_native()):
+        raise ConfigError("attention 'native' needs a CPU and a C++ compiler: 'cpu' needs neither")
     if name == "triton" and not has_triton():
         logger.warning("jax %s has no Triton kernels: attention is plain jnp", jax.__version__)
         name = "cpu"

@@ -1,0 +1,108 @@
+"""Compiles the C++ kernels once for this machine, and makes them known to XLA."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import jax
+import jaxlib
+
+logger = logging.getLogger("jaxserve.native")
+
+FUNCTIONS = ("jaxserve_linear", "jaxserve_paged_attention", "jaxserve_write_kv")
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno")
+FLAGS += ("-fno-trapping-math", "-w", "-shared", "-fPIC")
+COMPILERS = ("c++", "g++", "clang++")
+FOLDER = Path(__file__).parent
+
+
+@functools.cache
+def has_native() -> bool:
+    """Whether the kernels can be called here: compiles and loads them, the first time.
+
+    `JAXSERVE_NATIVE=0` in the environment says no. A log line tells why not.
+    """
+    if os.environ.get("JAXSERVE_NATIVE") == "0":
+        return False
+    try:
+        library = ctypes.CDLL(str(_compiled()))
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.info("no C++ kernels for the CPU, plain jnp instead: %s", _reason(error))
+        return False
+    for name in FUNCTIONS:
+        capsule = jax.ffi.pycapsule(getattr(library, name))
+        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+    return True
+
+
+def require_native() -> None:
+    """Make the kernels callable. Raises RuntimeError where they cannot be compiled."""
+    if not has_native():
+        raise RuntimeError("the C++ kernels need a C++ compiler: g++ or clang++")
+
+
+def _compiled() -> Path:
+    """The shared library, from the cache or made now. Raises OSError or SubprocessError."""
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise OSError(f"none of {', '.join(COMPILERS)} is installed")
+    sources = sorted(FOLDER.glob("*.cc"))
+    made_of = [jaxlib.__version__, compiler, *FLAGS, _machine()]
+    made_of += [path.read_text() for path in (*sources, *sorted(FOLDER.glob("*.h")))]
+    name = hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:16]
+    path = _cache() / f"kernels-{name}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            _compile(compiler, sources, Path(scratch))
+            os.replace(Path(scratch, "kernels.so"), path)  # whole, or not at all
+    return path
+
+
+def _compile(compiler: str, sources: list[Path], scratch: Path) -> None:
+    include = f"-I{jax.ffi.include_dir()}"
+    objects = [str(scratch / f"{source.stem}.o") for source in sources]
+    running = [
+        subprocess.Popen(
+            [compiler, *FLAGS[:-2], "-fPIC", include, "-c", str(source), "-o", target],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for source, target in zip(sources, objects, strict=True)
+    ]
+    for process in running:
+        _, errors = process.communicate()
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, compiler, stderr=errors)
+    link = [compiler, "-shared", *objects, "-o", str(scratch / "kernels.so")]
+    subprocess.run(link, check=True, capture_output=True)
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home, "jaxserve", "native")
+
+
+def _machine() -> str:
+    """What -march=native depends on: a cache may be shared between machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    flags = (line for line in lines if line.startswith(("flags", "Features", "model name")))
+    return "\n".join(sorted(set(flags)))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        return (error.stderr or b"").decode(errors="replace").strip().splitlines()[0]
+    return str(error)

@@ -1,0 +1,96 @@
+// x [T, in] times a weight whose rows lie in panels: packed once, when it is loaded, where a library
+// call would pack it anew each time.
+
+#include <algorithm>
+#include <vector>
+
+#include "parallel.h"
+#include "vector.h"
+
+namespace jaxserve {
+namespace {
+
+namespace ffi = xla::ffi;
+
+constexpr int64_t kTokens = 20 * kRows;  // of one item: their packed inputs stay in the L2 cache
+
+template <typename W>
+void multiply(ffi::ThreadPool& pool, const float* x, const W* panels, const float* scale,
+              float* out, int64_t tokens, int64_t depth, int64_t columns) {
+  // Inputs, kRows tokens at a time, depth-major: a tile reads them in order.
+  int64_t groups = (tokens + kRows - 1) / kRows;
+  std::vector<float> packed(groups * kRows * depth);
+  parallel_for(pool, groups, [&](int64_t group) {
+    float* to = packed.data() + group * kRows * depth;
+    int rows = std::min<int64_t>(kRows, tokens - group * kRows);
+    for (int m = 0; m < rows; ++m) {
+      const float* from = x + (group * kRows + m) * depth;
+      for (int64_t k = 0; k < depth; ++k) to[k * rows + m] = from[k];
+    }
+  });
+
+  int64_t num_panels = (columns + kPanel - 1) / kPanel;
+  int64_t blocks = (tokens + kTokens - 1) / kTokens;
+  // Few tokens: several panels an item, so that an item is worth handing out.
+  int64_t stride = std::max<int64_t>(1, 8 / std::min<int64_t>(tokens, 8));
+  int64_t strides = (num_panels + stride - 1) / stride;
+  parallel_for(pool, blocks * strides, [&](int64_t item) {
+    int64_t begin = item / strides * kTokens, end = std::min(tokens, begin + kTokens);
+    int64_t first = item % strides * stride;
+    for (int64_t panel = first; panel < std::min(num_panels, first + stride); ++panel) {
+      const W* weights = panels + panel * depth * kPanel;
+      int64_t width = std::min<int64_t>(kPanel, columns - panel * kPanel);
+      for (int64_t token = begin; token < end; token += kRows) {
+        int rows = std::min<int64_t>(kRows, end - token);
+        const float* inputs = packed.data() + token * depth;
+        alignas(64) float sums[kRows * kPanel] = {};
+        with_rows<kRows>(rows, [&]<int M>() {
+          for (int column = 0; column < kPanel; column += 2 * kLanes)
+            tile<M, 2>(
+                depth, [&](int m, int64_t k) { return inputs[k * M + m]; },
+                [&](int64_t k, int v) { return load(weights + k * kPanel + column + v * kLanes); },
+                sums + column, kPanel);
+        });
+        for (int m = 0; m < rows; ++m) {
+          float* to = out + (token + m) * columns + panel * kPanel;
+          const float* from = sums + m * kPanel;
+          if (scale == nullptr)
+            std::copy(from, from + width, to);
+          else
+            for (int64_t n = 0; n < width; ++n) to[n] = from[n] * scale[panel * kPanel + n];
+        }
+      }
+    }
+  });
+}
+
+ffi::Error linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer panels,
+                  ffi::Buffer<ffi::F32> scale, ffi::Result<ffi::Buffer<ffi::F32>> out) {
+  auto shape = panels.dimensions();  // [panels, in, kPanel]
+  int64_t tokens = x.dimensions()[0], depth = shape[1], columns = out->dimensions()[1];
+  if (shape[2] != kPanel || x.dimensions()[1] != depth)
+    return ffi::Error::InvalidArgument("panels do not fit the input");
+  auto run = [&](auto* weights, const float* scales) {
+    multiply(pool, x.typed_data(), weights, scales, out->typed_data(), tokens, depth, columns);
+    return ffi::Error::Success();
+  };
+  switch (panels.element_type()) {
+    case ffi::F32:
+      return run(panels.typed_data<float>(), nullptr);
+    case ffi::S8:
+      return run(panels.typed_data<int8_t>(), scale.typed_data());
+    default:
+      return ffi::Error::InvalidArgument("panels must be float32 or int8");
+  }
+}
+
+}  // namespace
+}  // namespace jaxserve
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_linear, jaxserve::linear,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>());
