@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from engines import TINY
+from engines import TINY, all_logits, tiny
 
-from bench import gpu_check, overload
+from bench import gpu_check, overload, quality
 from bench.clients import Attempt
 from bench.gpu import kernels
 from bench.gpu.stage import Given, Outcome, Rates, Stage, run_stage
@@ -239,3 +242,24 @@ def test_the_gpu_check_does_not_pass_if_anything_disagrees():
     points = [{"kernel": "write_kv", "agrees": True}, {"kernel": "copy_pages", "agrees": False}]
     assert gpu_check.passed([Outcome("agreement", points=points[:1])])
     assert not gpu_check.passed([Outcome("agreement", points=points)])
+
+
+def test_the_quality_of_a_text_is_what_a_plain_forward_pass_gives_it():
+    loaded, tokens = tiny("llama-untied"), random.Random(1).choices(range(3, 320), k=170)
+    scorer = quality.Scorer(loaded.decoder, loaded.params, jnp.dtype("float32"), 75, chunk=16)
+    scores = scorer.score(tokens)  # two windows, and 20 tokens that fill none
+    expected = []
+    for window in (tokens[:75], tokens[75:150]):
+        logprobs = np.asarray(jax.nn.log_softmax(all_logits(loaded, window)))[:-1]
+        expected.append((logprobs[range(74), window[1:]], logprobs.argmax(axis=-1)))
+    logprobs, likeliest = map(np.concatenate, zip(*expected, strict=True))
+    np.testing.assert_allclose(scores.logprobs, logprobs, atol=1e-4)
+    assert (scores.likeliest == likeliest).mean() > 0.98  # near ties may fall either way
+
+    same = quality.compare(scores, scores)
+    assert same["perplexity"] == pytest.approx(np.exp(-logprobs.mean()), rel=1e-3)
+    assert (same["perplexity_ratio"], same["logprob_change"], same["same_likeliest"]) == (1, 0, 1)
+    by_turns = np.float32([0, 1] * 74)
+    worse = quality.compare(scores._replace(logprobs=scores.logprobs - by_turns), scores)
+    assert worse["logprob_change"] == pytest.approx(-0.5)
+    assert worse["logprob_change_stderr"] == pytest.approx(0.5 / 148**0.5, rel=1e-3)
