@@ -25,6 +25,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.executor import JaxExecutor, Progress, compile_steps, empty_state
 from jaxserve.models.attention import cache_dtype, choose_attention, kv_bytes_per_token
 from jaxserve.models.decoder import Decoder
+from jaxserve.models.packed import pack_params
 from jaxserve.pages import PagePool
 from jaxserve.policy import NoPromise, Policy
 from jaxserve.roofline import model_shape
@@ -75,6 +76,8 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
     attention = choose_attention(config.attention)
     step = resolve_step(config.step, Decoder(checkpoint.config, attention))
     params = checkpoint.load(dtype=dtype, progress=progress)
+    if attention.kind == "native" and dtype == jnp.float32:
+        params = pack_params(params, tied_head=checkpoint.config.tied_head)
     if config.executables is None:
         num_pages = cache_pages(
             config, sizes, checkpoint.config, kv_dtype, max_context, step=step, params=params

@@ -27,7 +27,8 @@ class Device:
 @pytest.mark.parametrize(
     "name, device, expected",
     [
-        ("auto", Device("cpu", ""), PagedAttention("cpu")),
+        ("auto", Device("cpu", ""), PagedAttention("native")),
+        ("native", Device("cpu", ""), PagedAttention("native")),
         ("auto", Device("gpu", "8.0"), PagedAttention("triton", "sm_80")),
         ("auto", Device("gpu", "8.9"), PagedAttention("triton", "sm_80")),
         ("auto", Device("gpu", "9.0"), PagedAttention("triton", "sm_90")),
@@ -40,7 +41,14 @@ class Device:
 )
 def test_the_device_and_the_settings_decide(name, device, expected, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr("jaxserve.models.attention.has_native", lambda: True)
     assert choose_attention(name) == expected
+
+
+def test_the_cpus_kernels_are_refused_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: [Device("gpu", "9.0")])
+    with pytest.raises(ConfigError, match="'native' needs a CPU"):
+        choose_attention("native")
 
 
 @pytest.mark.parametrize("name", ["auto", "triton"])
@@ -55,7 +63,7 @@ def test_a_jax_without_the_dialect_serves_all_the_same_and_says_so_once(name, mo
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match="'cuda' is not one of auto, cpu, reference, triton"):
+    with pytest.raises(ConfigError, match="'cuda' is not one of auto, cpu, native, reference, triton"):
         choose_attention("cuda")
 
 
@@ -73,6 +81,7 @@ def test_an_engine_draws_the_same_tokens_with_every_kind_of_attention():
         for i, length in enumerate((3, 40, 77, 1, 18))
     ]
     expected = generate(make_engine(family, attention=PagedAttention("reference")), requests)
-    triton = PagedAttention("triton", interpret=True)
     # Prompts in chunks, decodes beside them.
-    assert generate(make_engine(family, token_budget=24, attention=triton), requests) == expected
+    for attention in (PagedAttention("triton", interpret=True), PagedAttention("native")):
+        engine = make_engine(family, token_budget=24, attention=attention)
+        assert generate(engine, requests) == expected

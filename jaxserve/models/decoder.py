@@ -13,7 +13,7 @@ from checkpoints.model_config import LayerConfig, ModelConfig
 from jaxserve.batch import BatchDescriptor, LayerPages, PageTable
 from jaxserve.models import gemma3, llama
 from jaxserve.models.attention import Attend, PagedAttention
-from jaxserve.models.layers import linear, rms_norm, rope_tables
+from jaxserve.models.layers import linear, rms_norm, rope_tables, take_rows
 from jaxserve.models.llama import Params, Weights
 
 BLOCKS = {
@@ -118,5 +118,5 @@ class Decoder:
 
 def embed(config: ModelConfig, params: Params, token_ids: jax.Array) -> jax.Array:
     """[T, E]: rows of the embedding, scaled where the family does that."""
-    x = jnp.take(params["embed"], token_ids, axis=0, mode="clip")
+    x = take_rows(params["embed"], token_ids)
     return x if config.embed_scale == 1 else x * jnp.asarray(config.embed_scale, x.dtype)

@@ -9,12 +9,24 @@ import jax.numpy as jnp
 from jax import lax
 
 from checkpoints.model_config import Activation, Rope
+from pallas_kernels.native.linear import PackedWeight, linear_native
+
+Weight = jax.Array | PackedWeight
 
 
-def linear(x: jax.Array, weight: jax.Array) -> jax.Array:
+def linear(x: jax.Array, weight: Weight) -> jax.Array:
     """x [T, in] times weight [out, in] transposed: [T, out], accumulated in float32."""
+    if isinstance(weight, PackedWeight):
+        return linear_native(x, weight)
     out = lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     return out.astype(x.dtype)
+
+
+def take_rows(weight: Weight, index: jax.Array) -> jax.Array:
+    """Rows [T, in] of a weight [out, in], by i32[T] number."""
+    if isinstance(weight, PackedWeight):
+        return weight.rows(index)
+    return jnp.take(weight, index, axis=0, mode="clip")
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -24,7 +36,7 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return (wide * scale * weight.reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
 
 
-def gated_mlp(x: jax.Array, gate_up: jax.Array, down: jax.Array, kind: Activation) -> jax.Array:
+def gated_mlp(x: jax.Array, gate_up: Weight, down: Weight, kind: Activation) -> jax.Array:
     """down(act(gate(x)) * up(x)); gate_up [2F, E] holds the gate's rows, then the up's."""
     gate, up = jnp.split(linear(x, gate_up), 2, axis=-1)
     act = jax.nn.silu(gate) if kind == "silu" else jax.nn.gelu(gate, approximate=True)

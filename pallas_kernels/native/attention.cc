@@ -52,33 +52,34 @@ template <typename C>
 void read_block(const Shape& s, const Cache<C>& cache, const int32_t* pages, int64_t kv_head,
                 int64_t first, int64_t stop, Block& block) {
   bool direct = std::is_same_v<C, float> && s.head_dim == s.padded;
-  int64_t size = kKeys * s.padded;
+  int64_t size = kKeys * s.padded, token_stride = s.num_kv_heads * s.head_dim;
   float *k_copy = block.copies.data(), *v_copy = k_copy + size;
   const float* nothing = v_copy + size;  // zeros
-  for (int j = 0; j < kKeys; ++j) {
-    int64_t position = first + j;
-    if (position >= stop) {
-      block.k[j] = block.v[j] = nothing;
-      continue;
-    }
-    int64_t page = std::clamp<int64_t>(pages[position / s.page_size], 0, s.num_pages - 1);
-    int64_t place = (page * s.page_size + position % s.page_size) * s.num_kv_heads + kv_head;
+  int64_t keys = std::min<int64_t>(kKeys, stop - first);
+  for (int64_t j = keys; j < kKeys; ++j) block.k[j] = block.v[j] = nothing;
+  int64_t nth = first / s.page_size, offset = first % s.page_size;
+  for (int64_t j = 0; j < keys; ++nth, offset = 0) {
+    int64_t page = std::clamp<int64_t>(pages[nth], 0, s.num_pages - 1);
+    int64_t place = (page * s.page_size + offset) * s.num_kv_heads + kv_head;
+    int64_t end = std::min(keys, j + s.page_size - offset);
     const C *k = cache.k + place * s.head_dim, *v = cache.v + place * s.head_dim;
-    if constexpr (std::is_same_v<C, float>) {
-      if (direct) {
-        block.k[j] = k;
-        block.v[j] = v;
-        continue;
+    for (; j < end; ++j, k += token_stride, v += token_stride, place += s.num_kv_heads) {
+      if constexpr (std::is_same_v<C, float>) {
+        if (direct) {
+          block.k[j] = k;
+          block.v[j] = v;
+          continue;
+        }
       }
+      float k_scale = cache.k_scale ? cache.k_scale[place] : 1;
+      float v_scale = cache.v_scale ? cache.v_scale[place] : 1;
+      for (int64_t d = 0; d < s.head_dim; ++d) {
+        k_copy[j * s.padded + d] = widen(k[d]) * k_scale;
+        v_copy[j * s.padded + d] = widen(v[d]) * v_scale;
+      }
+      block.k[j] = k_copy + j * s.padded;
+      block.v[j] = v_copy + j * s.padded;
     }
-    float k_scale = cache.k_scale ? cache.k_scale[place] : 1;
-    float v_scale = cache.v_scale ? cache.v_scale[place] : 1;
-    for (int64_t d = 0; d < s.head_dim; ++d) {
-      k_copy[j * s.padded + d] = widen(k[d]) * k_scale;
-      v_copy[j * s.padded + d] = widen(v[d]) * v_scale;
-    }
-    block.k[j] = k_copy + j * s.padded;
-    block.v[j] = v_copy + j * s.padded;
   }
 }
 
@@ -125,8 +126,7 @@ void decode(const Shape& s, const Settings& set, const Cache<C>& cache, const Ro
 #pragma GCC unroll 4
           for (int i = 0; i < 4; ++i) acc[i] += x * load(block.k[j + i] + d);
         }
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) score[j + i] = sum(acc[i]);
+        sum(acc, score + j);
       }
       for (int j = 0; j < kKeys; j += kLanes)
         if (set.soft_cap) store(score + j, capped(load(score + j), set.soft_cap));
@@ -134,7 +134,7 @@ void decode(const Shape& s, const Settings& set, const Cache<C>& cache, const Ro
       for (int j = to_key; j < kKeys; ++j) score[j] = kMasked;
       Vec top = splat(most[g]);
       for (int j = 0; j < kKeys; j += kLanes) top = larger(load(score + j), top);
-      float now = fold(top, [](float a, float b) { return std::max(a, b); });
+      float now = largest(top);
       Vec added{};
       for (int j = 0; j < kKeys; j += kLanes) {
         Vec x = load(score + j);

@@ -11,16 +11,17 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
-import jaxlib
+import jaxlib.version
 
 logger = logging.getLogger("jaxserve.native")
 
 FUNCTIONS = ("jaxserve_linear", "jaxserve_paged_attention", "jaxserve_write_kv")
-FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno")
-FLAGS += ("-fno-trapping-math", "-w", "-shared", "-fPIC")
+FLAGS: tuple[str, ...] = ("-std=c++20", "-O3", "-march=native", "-w", "-fPIC")
+FLAGS += ("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 COMPILERS = ("c++", "g++", "clang++")
 FOLDER = Path(__file__).parent
 
@@ -56,7 +57,7 @@ def _compiled() -> Path:
     if compiler is None:
         raise OSError(f"none of {', '.join(COMPILERS)} is installed")
     sources = sorted(FOLDER.glob("*.cc"))
-    made_of = [jaxlib.__version__, compiler, *FLAGS, _machine()]
+    made_of = [jaxlib.version.__version__, compiler, *FLAGS, _machine()]
     made_of += [path.read_text() for path in (*sources, *sorted(FOLDER.glob("*.h")))]
     name = hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:16]
     path = _cache() / f"kernels-{name}.so"
@@ -70,21 +71,18 @@ def _compiled() -> Path:
 
 def _compile(compiler: str, sources: list[Path], scratch: Path) -> None:
     include = f"-I{jax.ffi.include_dir()}"
-    objects = [str(scratch / f"{source.stem}.o") for source in sources]
-    running = [
-        subprocess.Popen(
-            [compiler, *FLAGS[:-2], "-fPIC", include, "-c", str(source), "-o", target],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        for source, target in zip(sources, objects, strict=True)
-    ]
-    for process in running:
-        _, errors = process.communicate()
-        if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, compiler, stderr=errors)
-    link = [compiler, "-shared", *objects, "-o", str(scratch / "kernels.so")]
-    subprocess.run(link, check=True, capture_output=True)
+
+    def run(*arguments: str | Path) -> None:
+        subprocess.run([compiler, *FLAGS, *arguments], check=True, capture_output=True)
+
+    def compile_one(source: Path) -> Path:
+        target = scratch / f"{source.stem}.o"
+        run(include, "-c", source, "-o", target)
+        return target
+
+    with ThreadPoolExecutor() as pool:
+        objects = list(pool.map(compile_one, sources))
+    run("-shared", *objects, "-o", scratch / "kernels.so")
 
 
 def _cache() -> Path:

@@ -15,6 +15,9 @@ namespace ffi = xla::ffi;
 constexpr int64_t kTokens = 20 * kRows;  // of one item: their packed inputs stay in the L2 cache
 
 template <typename W>
+constexpr int64_t kLine = 64 / sizeof(W);  // elements of a cache line
+
+template <typename W>
 void multiply(ffi::ThreadPool& pool, const float* x, const W* panels, const float* scale,
               float* out, int64_t tokens, int64_t depth, int64_t columns) {
   // Inputs, kRows tokens at a time, depth-major: a tile reads them in order.
@@ -43,12 +46,18 @@ void multiply(ffi::ThreadPool& pool, const float* x, const W* panels, const floa
       for (int64_t token = begin; token < end; token += kRows) {
         int rows = std::min<int64_t>(kRows, end - token);
         const float* inputs = packed.data() + token * depth;
+        // The first two groups of tokens fetch the panel after this one, a cache line a turn.
+        int64_t group = (token - begin) / kRows;
+        const W* ahead = weights + (group < 2 ? depth * kPanel + group * depth * kLine<W> : 0);
         alignas(64) float sums[kRows * kPanel] = {};
         with_rows<kRows>(rows, [&]<int M>() {
           for (int column = 0; column < kPanel; column += 2 * kLanes)
             tile<M, 2>(
                 depth, [&](int m, int64_t k) { return inputs[k * M + m]; },
-                [&](int64_t k, int v) { return load(weights + k * kPanel + column + v * kLanes); },
+                [&](int64_t k, int v) {
+                  if (v == 0) __builtin_prefetch(ahead + k * kLine<W>, 0, 2);
+                  return load(weights + k * kPanel + column + v * kLanes);
+                },
                 sums + column, kPanel);
         });
         for (int m = 0; m < rows; ++m) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace jaxserve {
 
@@ -62,17 +63,40 @@ inline void narrow(float x, BFloat16* out) {
 
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 
-template <typename Reduce>
-inline float fold(Vec x, Reduce reduce) {
-  alignas(64) float part[kLanes];
-  store(part, x);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) part[i] = reduce(part[i], part[i + width]);
-  return part[0];
+inline float largest(Vec x) {
+  float most = x[0];
+  for (int i = 1; i < kLanes; ++i) most = x[i] > most ? x[i] : most;
+  return most;
+}
+
+// Lane i of the result is lane index(i) of a and b laid end to end.
+template <typename Index, int... I>
+inline Vec shuffle(Vec a, Vec b, Index index, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, index(I)...);
+}
+
+// Adds the first and second halves of all groups of `Group` lanes: half as many lanes a group, and
+// those of b behind those of a.
+template <int Group>
+inline Vec halve(Vec a, Vec b) {
+  constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
+  constexpr auto low = [](int i) { return i / (Group / 2) * Group + i % (Group / 2); };
+  constexpr auto high = [](int i) { return i / (Group / 2) * Group + i % (Group / 2) + Group / 2; };
+  return shuffle(a, b, low, lanes) + shuffle(a, b, high, lanes);
+}
+
+// out[i] = the sum of x[i]'s lanes, always in the same order.
+inline void sum(const Vec (&x)[4], float* out) {
+  Vec all = halve<kLanes / 2>(halve<kLanes>(x[0], x[1]), halve<kLanes>(x[2], x[3]));
+  if constexpr (kLanes >= 16) all = halve<4>(all, all);  // [sums of pairs | the same again]
+  if constexpr (kLanes >= 8) all = halve<2>(all, all);
+  for (int i = 0; i < 4; ++i) out[i] = all[i];
 }
 
 inline float sum(Vec x) {
-  return fold(x, [](float a, float b) { return a + b; });
+  float out[4];
+  sum({x, Vec{}, Vec{}, Vec{}}, out);
+  return out[0];
 }
 
 // e^x for x <= 0: a polynomial over a reduced argument (Cephes expf), 2 ulp. Below e^-87 it stays
