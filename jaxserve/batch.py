@@ -87,6 +87,15 @@ class BatchDescriptor:
         """i32[R]: index in [0, T) of each row's last token. Of no meaning for an empty row."""
         return jnp.maximum(self.row_start[1:] - 1, 0)
 
+    @property
+    def is_padding(self) -> jax.Array:
+        """bool[T]: tokens that no row owns."""
+        return jnp.arange(self.token_ids.shape[0]) >= self.row_start[-1]
+
+    def last_hidden(self, hidden: jax.Array) -> jax.Array:
+        """[R, E]: hidden states [T, E] of each row's last token, 0 for an empty row."""
+        return jnp.where(self.kv_len[:, None] > 0, hidden[self.last_token], 0)
+
     def fed_token_ids(self, last_token: jax.Array) -> jax.Array:
         """i32[T]: `token_ids` with the fed rows' tokens filled in from i32[slots]."""
         fed = last_token.at[self.slot].get(mode="fill", fill_value=0)

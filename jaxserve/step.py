@@ -48,7 +48,7 @@ def make_step(model: Model) -> StepFn:
     ) -> tuple[StepOutput, DeviceState]:
         token_ids = batch.fed_token_ids(state.last_token)
         hidden, layers = model.forward(params, state.layers, token_ids, batch, page_table)
-        logits = model.unembed(params, hidden[batch.last_token])
+        logits = model.unembed(params, batch.last_hidden(hidden))
         return draw(logits, state, layers, batch)
 
     return step

@@ -34,6 +34,15 @@ def test_a_tokens_product_is_the_same_bits_whatever_the_other_tokens_are():
         np.testing.assert_array_equal(linear(x[start:stop], weight), together[start:stop])
 
 
+def test_rows_of_zeros_give_zeros_and_change_nothing_for_the_others():
+    x, weight = random(40, 24), pack(random(70, 24, seed=1))
+    alone = np.asarray(linear(x, weight))
+    dead = np.isin(np.arange(40), [0, 3, 4, 38, 39])
+    got = np.asarray(linear(jnp.where(dead[:, None], 0, x), weight))
+    np.testing.assert_array_equal(got, np.where(dead[:, None], 0, alone))
+    assert not np.asarray(linear(jnp.zeros((5, 24)), weight)).any()
+
+
 def test_the_rows_of_a_packed_weight_are_the_weights():
     weight = random(70, 24)
     index = jnp.array([0, 31, 32, 69, 5, 5])

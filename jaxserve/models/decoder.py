@@ -83,7 +83,8 @@ class Decoder:
             After each layer the residual stream [T, E] and the layer's pages with this step's
             keys and values in them. A step has to return the pages of all layers.
         """
-        x = embed(self.config, params, token_ids)
+        # Padding of zeros stays zeros through every layer, and a CPU's kernels skip it.
+        x = jnp.where(batch.is_padding[:, None], 0, embed(self.config, params, token_ids))
         attend = self.attention.prepare(
             batch, page_table, layers[0], num_heads=self.config.num_heads, dtype=x.dtype
         )

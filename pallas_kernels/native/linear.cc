@@ -17,9 +17,27 @@ constexpr int64_t kTokens = 20 * kRows;  // of one item: their packed inputs sta
 template <typename W>
 constexpr int64_t kLine = 64 / sizeof(W);  // elements of a cache line
 
+// Rows of x that are not all zeros: a step's padding is, and need not be multiplied.
+std::vector<int64_t> live_rows(const float* x, int64_t tokens, int64_t depth) {
+  std::vector<int64_t> live;
+  for (int64_t t = 0; t < tokens; ++t)
+    if (std::any_of(x + t * depth, x + (t + 1) * depth, [](float value) { return value != 0; }))
+      live.push_back(t);
+  return live;
+}
+
 template <typename W>
 void multiply(ffi::ThreadPool& pool, const float* x, const W* panels, const float* scale,
-              float* out, int64_t tokens, int64_t depth, int64_t columns) {
+              float* out, int64_t num_rows, int64_t depth, int64_t columns) {
+  std::vector<int64_t> live = live_rows(x, num_rows, depth);
+  int64_t tokens = live.size();
+  for (int64_t t = 0, next = 0; t < num_rows; ++t)
+    if (next < tokens && live[next] == t)
+      ++next;
+    else
+      std::fill_n(out + t * columns, columns, 0.0f);
+  if (tokens == 0) return;
+
   // Inputs, kRows tokens at a time, depth-major: a tile reads them in order.
   int64_t groups = (tokens + kRows - 1) / kRows;
   std::vector<float> packed(groups * kRows * depth);
@@ -27,7 +45,7 @@ void multiply(ffi::ThreadPool& pool, const float* x, const W* panels, const floa
     float* to = packed.data() + group * kRows * depth;
     int rows = std::min<int64_t>(kRows, tokens - group * kRows);
     for (int m = 0; m < rows; ++m) {
-      const float* from = x + (group * kRows + m) * depth;
+      const float* from = x + live[group * kRows + m] * depth;
       for (int64_t k = 0; k < depth; ++k) to[k * rows + m] = from[k];
     }
   });
@@ -61,7 +79,7 @@ void multiply(ffi::ThreadPool& pool, const float* x, const W* panels, const floa
                 sums + column, kPanel);
         });
         for (int m = 0; m < rows; ++m) {
-          float* to = out + (token + m) * columns + panel * kPanel;
+          float* to = out + live[token + m] * columns + panel * kPanel;
           const float* from = sums + m * kPanel;
           if (scale == nullptr)
             std::copy(from, from + width, to);
