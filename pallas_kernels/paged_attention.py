@@ -13,7 +13,7 @@ from pallas_kernels.launch_plan import LaunchPlan, plan_launch
 from pallas_kernels.native.attention import paged_attention_native
 from pallas_kernels.reference import paged_attention_reference
 from pallas_kernels.target import Target
-from pallas_kernels.tuned import tile
+from pallas_kernels.tuned import piece_rows, tile
 
 AttentionPlan = cpu.AttentionPlan | LaunchPlan | None
 """What a dialect wants to know of a step before its first layer."""
@@ -54,7 +54,7 @@ def paged_attention(
         soft_cap: c in c * tanh(score / c), the bound of scores. None: unbounded.
         k_scale: f32[N, B, K], what each head of each int8 key was divided by.
         v_scale: the same for values.
-        plan: from `plan_attention` for these lengths and this target; None makes one.
+        plan: from `plan_attention` for these rows and this target; None makes one.
 
     Returns:
         [T, H, D] in q's dtype. Tokens that no row owns (padding) have no meaning, nor need they be
@@ -82,7 +82,7 @@ def paged_attention(
             num_tokens=q.shape[0],
             num_heads=q.shape[1],
             pages=k_pages,
-            max_pages=page_table.shape[1],
+            page_table=page_table,
             dtype=q.dtype,
         )
     if target.dialect == "cpu":
@@ -112,17 +112,17 @@ def plan_attention(
     num_tokens: int,
     num_heads: int,
     pages: jax.Array,
-    max_pages: int,
+    page_table: jax.Array,
     dtype: jnp.dtype,
 ) -> AttentionPlan:
-    """What all layers of a step share, made on the device from lengths alone.
+    """What all layers of a step share, made on the device from lengths and the page table.
 
     Args:
         row_start: i32[R + 1]. kv_len: i32[R]. As in `paged_attention`.
         target: which version of the kernel.
         num_tokens: T. num_heads: H.
         pages: any layer's keys, for their shape [N, B, K, D].
-        max_pages: P.
+        page_table: i32[R, P].
         dtype: of the queries.
     """
     if target.dialect in ("reference", "native"):
@@ -135,7 +135,9 @@ def plan_attention(
     return plan_launch(
         row_start,
         kv_len,
+        page_table,
         num_tokens=num_tokens,
-        max_kv_len=max_pages * page_size,
+        page_size=page_size,
         query_block=sizes.query_block,
+        piece_rows=piece_rows(group),
     )

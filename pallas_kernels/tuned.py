@@ -72,6 +72,12 @@ def tile(card: str, head_dim: int, group: int, phase: Phase, itemsize: int) -> T
     return Tile(block, keys, num_warps, num_stages)
 
 
+def piece_rows(group: int) -> int:
+    """Decodes that one program can take at once: their heads fill the rows of its dots, which are
+    as many for one decode, so that a row's bits do not depend on who else is there."""
+    return max(1, MIN_ROWS // padded_size(group))
+
+
 def padded_size(size: int) -> int:
     """The next power of two: what a tile's sides have to be."""
     return 1 << (size - 1).bit_length()

@@ -144,7 +144,9 @@ def test_a_plan_covers_every_query_and_every_key_once():
     rows = [(1, 20_000), (40, 70), (1, 513), (0, 0), (2, 33), (1, 1), (64, 640)]
     row_start = jnp.cumsum(jnp.array([0] + [n for n, _ in rows], jnp.int32), dtype=jnp.int32)
     kv_len = jnp.array([kv for _, kv in rows], jnp.int32)
-    plan = plan_launch(row_start, kv_len, num_tokens=128, max_kv_len=32_768, query_block=32)
+    table = jnp.arange(len(rows) * 2048, dtype=jnp.int32).reshape(len(rows), 2048)
+    sizes = {"num_tokens": 128, "page_size": 16, "query_block": 32, "piece_rows": 4}
+    plan = plan_launch(row_start, kv_len, table, **sizes)
 
     live = np.stack([plan.tile_row, plan.tile_start], 1)[: int(plan.num_tiles[0])].tolist()
     queries = [
@@ -156,14 +158,22 @@ def test_a_plan_covers_every_query_and_every_key_once():
     expected = [(r, p) for r, (n, kv) in enumerate(rows) if n > 1 for p in range(kv - n, kv)]
     assert queries == expected
 
-    pieces = np.stack([plan.split_row, plan.split_index], 1)[: int(plan.num_splits[0])].tolist()
-    keys = [
-        (row, key)
-        for row, split in pieces
-        for key in range(*(int(plan.row_split_len[row]) * (split + i) for i in (0, 1)))
-        if key < rows[row][1]
-    ]
-    assert keys == [(r, key) for r, (n, kv) in enumerate(rows) if n == 1 for key in range(kv)]
+    # Nobody has a page in common with anybody.
+    count = int(plan.num_splits[0])
+    assert int(plan.num_pieces[0]) == count
+    assert (plan.piece_rows[:count, 1:] == -1).all()
+    decodes = [(row, kv) for row, (n, kv) in enumerate(rows) if n == 1]
+    for owners, splits in (
+        (plan.split_row, plan.split_index),
+        (plan.piece_rows[:, 0], plan.piece_split),
+    ):
+        keys = [
+            (row, key)
+            for row, split in zip(owners[:count].tolist(), splits[:count].tolist(), strict=True)
+            for key in range(*(int(plan.row_split_len[row]) * (split + i) for i in (0, 1)))
+            if key < rows[row][1]
+        ]
+        assert sorted(keys) == [(row, key) for row, kv in decodes for key in range(kv)]
 
 
 def test_splits_are_short_for_short_rows_and_few_for_long_ones():

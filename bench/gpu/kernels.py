@@ -131,7 +131,7 @@ def paged(work: Work, arrays: dict[str, jax.Array], target: Target) -> Call:
         target=target,
         num_tokens=work.rows * work.tokens,
         num_heads=work.num_heads,
-        max_pages=arrays["page_table"].shape[1],
+        page_table=arrays["page_table"],
         dtype=jnp.dtype(jnp.bfloat16),
     )
     plan = jax.jit(make_plan)(arrays["row_start"], arrays["kv_len"], pages=arrays["k_pages"])

@@ -87,7 +87,7 @@ class PagedAttention:
             num_tokens=batch.token_ids.shape[0],
             num_heads=num_heads,
             pages=pages.k,
-            max_pages=page_table.pages.shape[1],
+            page_table=page_table.pages,
             dtype=dtype,
         )
 

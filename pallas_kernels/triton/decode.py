@@ -44,9 +44,11 @@ def attend_splits(
         weights; S is the plan's `max_splits`. Splits that the plan does not have are not written.
     """
     num_kv_heads, group, head_dim = q.shape[1:]
+    pieces = plan.piece_rows, plan.piece_split, plan.num_pieces
+    if settings.window is not None:  # it shows rows of different lengths different keys of a split
+        pieces = plan.split_row[:, None], plan.split_index, plan.num_splits
     most = plan.split_row.shape[0]
     shape = (kv_len.shape[0], plan.max_splits, num_kv_heads, group)
-    lengths = (row_start, kv_len, plan.split_row, plan.split_index, plan.num_splits)
     return pl.pallas_call(
         partial(decode_attention, settings),
         out_shape=(
@@ -57,7 +59,7 @@ def attend_splits(
         compiler_params=plgpu.CompilerParams(num_warps=tile.num_warps, num_stages=tile.num_stages),
         cost_estimate=decode_cost(q, cache, plan.max_splits),
         interpret=interpret,
-    )(q, cache, lengths, plan.row_split_len)
+    )(q, cache, (row_start, kv_len, plan.row_split_len), pieces)
 
 
 def decode_attention(
@@ -65,41 +67,49 @@ def decode_attention(
     q_ref: Any,
     cache: CacheRefs,
     lengths: Any,
-    split_len_ref: Any,
+    pieces: Any,
     out_ref: Any,
     sum_ref: Any,
 ) -> None:
     """Refs: q [T, K, G, D]; the others as `attend_splits` passes and returns them.
 
-    The grid is as large as the card, not as the batch: each program takes every n-th split.
+    The grid is as large as the card, not as the batch: each program takes every n-th piece. The
+    rows of a piece own all keys of its split, in the same pages, and see them all; so what holds
+    for the first of them holds for all. It may end within the split where there is no other.
     """
-    row_start_ref, kv_len_ref, row_ref, index_ref, count_ref = lengths
+    row_start_ref, kv_len_ref, split_len_ref = lengths
+    rows_ref, split_ref, count_ref = pieces
     head, worker, num_workers = pl.program_id(0), pl.program_id(1), pl.num_programs(1)
-    member = jnp.arange(settings.rows, dtype=jnp.int32)
+    lane = jnp.arange(settings.rows, dtype=jnp.int32)
+    nth_row, member = lane // settings.group_pad, lane % settings.group_pad
+    held = (nth_row < rows_ref.shape[1]) & (member < settings.group)
     dim = jnp.arange(settings.dim_pad, dtype=jnp.int32)
-    mask = (member < settings.group)[:, None] & (dim < settings.head_dim)[None, :]
-
-    def scalar(value: jax.Array) -> jax.Array:
-        return jnp.full((1, 1), value, jnp.int32)
 
     def one(nth: jax.Array, _: None) -> None:
         piece = worker + nth * num_workers
-        row, split = row_ref[piece], index_ref[piece]
-        length, split_len = kv_len_ref[row], split_len_ref[row]
-        place = (scalar(head), member[:, None], dim[None, :])
-        q = plgpu.load(q_ref.at[(scalar(row_start_ref[row]), *place)], mask=mask, other=0)
+        first_row, split = rows_ref[piece, 0], split_ref[piece]
+        row = plgpu.load(rows_ref.at[jnp.full_like(lane, piece), nth_row], mask=held, other=-1)
+        live = row >= 0
+        # Masked lanes keep an index of their own: one that nothing else has, even out of range.
+        row = jnp.where(live, row, kv_len_ref.shape[0] + lane)
+        token = plgpu.load(row_start_ref.at[row], mask=live, other=0)
+        place = (token[:, None], jnp.full((1, 1), head, jnp.int32), member[:, None], dim[None, :])
+        mask = live[:, None] & (dim < settings.head_dim)[None, :]
+        q = plgpu.load(q_ref.at[place], mask=mask, other=0)
 
+        length, split_len = kv_len_ref[first_row], split_len_ref[first_row]
         first, stop = split * split_len, jnp.minimum((split + 1) * split_len, length)
         if settings.window is not None:
             first = jnp.maximum(first, length - settings.window)
         turns = (first // settings.keys, pl.cdiv(stop, settings.keys))
-        position = jnp.full((settings.rows,), length - 1, jnp.int32)
-        done = attend(q, position, cache, Keys(row, head, length, *turns), settings)
+        position = jnp.full_like(lane, length - 1)
+        done = attend(q, position, cache, Keys(first_row, head, length, *turns), settings)
 
-        plgpu.store(out_ref.at[(scalar(row), scalar(split), *place)], done.normalised(), mask=mask)
-        one_row = [jnp.full_like(member, x) for x in (row, split, head)]
+        here = (row, *(jnp.full_like(lane, x) for x in (split, head)), member)
+        tile = (*(x[:, None] for x in here), dim[None, :])
+        plgpu.store(out_ref.at[tile], done.normalised(), mask=mask)
         log_sum = done.maximum + jnp.log2(jnp.where(done.total > 0, done.total, 1.0))
-        plgpu.store(sum_ref.at[(*one_row, member)], log_sum, mask=member < settings.group)
+        plgpu.store(sum_ref.at[here], log_sum, mask=live)
 
     lax.fori_loop(0, pl.cdiv(count_ref[0] - worker, num_workers), one, None)
 
