@@ -39,6 +39,7 @@ from jaxserve.frames import (
     encode_frame,
 )
 from jaxserve.request import Request, TokenEvent
+from jaxserve.priority import put_computing_threads_last
 from jaxserve.startup import load_engine
 
 logger = logging.getLogger("jaxserve.worker")
@@ -193,6 +194,8 @@ def serve(config: EngineConfig, link: Link) -> None:
     loaded = load_engine(
         config, progress=lambda message, done, total: link.send(Progress(message, done, total))
     )
+    if jax.default_backend() == "cpu":
+        put_computing_threads_last()
     compilations = CompilationCounter()
     compilations.start()
     max_context = loaded.engine.scheduler.max_context
