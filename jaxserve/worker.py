@@ -38,8 +38,8 @@ from jaxserve.frames import (
     decode_to_worker,
     encode_frame,
 )
-from jaxserve.request import Request, TokenEvent
 from jaxserve.priority import put_computing_threads_last
+from jaxserve.request import Request, TokenEvent
 from jaxserve.startup import load_engine
 
 logger = logging.getLogger("jaxserve.worker")

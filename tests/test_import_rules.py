@@ -14,7 +14,13 @@ PACKAGES = ("jaxserve", "checkpoints", "pallas_kernels")
 
 # Module prefix -> what of this repository it may import. The longest prefix wins.
 TYPES = ("checkpoints.model_config", "jaxserve.config", "jaxserve.errors", "jaxserve.request")
-DEVICE = ("jaxserve.batch", "jaxserve.models", "jaxserve.sampling", "pallas_kernels")
+DEVICE = (
+    "jaxserve.batch",
+    "jaxserve.logit_rules",
+    "jaxserve.models",
+    "jaxserve.sampling",
+    "pallas_kernels",
+)
 ALLOWED: dict[str, tuple[str, ...]] = {
     "pallas_kernels": ("pallas_kernels",),
     "checkpoints": ("checkpoints",),
@@ -25,14 +31,22 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.batch": ("jaxserve.request",),
     "jaxserve.models": (*TYPES, "jaxserve.batch", "jaxserve.models", "pallas_kernels"),
     "jaxserve.sampling": ("jaxserve.batch",),
+    "jaxserve.logit_rules": ("jaxserve.batch",),
     "jaxserve.step": DEVICE,
     "jaxserve.pages": ("jaxserve.errors",),
     "jaxserve.sequence": ("jaxserve.request",),
     "jaxserve.swap": ("jaxserve.pages", "jaxserve.sequence"),
     "jaxserve.page_mover": ("jaxserve.batch", "jaxserve.swap"),
+    "jaxserve.rule_writer": (
+        "jaxserve.batch",
+        "jaxserve.logit_rules",
+        "jaxserve.request",
+        "jaxserve.sequence",
+    ),
     "jaxserve.prefix": ("jaxserve.pages", "jaxserve.sequence"),
     # The promise: plain Python, told the time.
     "jaxserve.drain": (),
+    "jaxserve.priority": (),
     "jaxserve.policy": ("jaxserve.drain", "jaxserve.request", "jaxserve.sequence"),
     "jaxserve.limits": (*TYPES, "jaxserve.policy", "jaxserve.sequence"),
     "jaxserve.shares": ("jaxserve.policy", "jaxserve.sequence"),
@@ -82,6 +96,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.page_mover",
         "jaxserve.models",
         "jaxserve.packing",
+        "jaxserve.rule_writer",
         "jaxserve.sequence",
         "jaxserve.step",
         "jaxserve.swap",
@@ -146,6 +161,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.models",
         "jaxserve.packing",
         "jaxserve.roofline",
+        "jaxserve.rule_writer",
         "jaxserve.step",
     ),
     "jaxserve.server": (
@@ -165,6 +181,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.memory",
         "jaxserve.models",
         "jaxserve.packing",
+        "jaxserve.rule_writer",
         "jaxserve.step",
     ),
     "jaxserve.startup": PACKAGES,
