@@ -11,6 +11,7 @@ meanwhile would find the next step taken, too. `spare_seconds` says how long to 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxserve.executor import Executor, Launched
@@ -20,6 +21,8 @@ from jaxserve.scheduler import Scheduler
 
 HOST_MEMORY = 0.95
 """Of the longest time the host took for a step, kept from one step to the next."""
+POLL = 0.002
+"""Seconds between two looks at whether a step is done. The next one is launched already."""
 
 
 @dataclass(slots=True)
@@ -98,16 +101,20 @@ class Engine:
         now = self.scheduler.clock()
         return max(0.0, min(self._schedule_at - now, self._patience))
 
-    def step(self) -> list[TokenEvent]:
+    def step(self, meanwhile: Callable[[float], None] | None = None) -> list[TokenEvent]:
         """Launch the next step, if there is anything to run, and report the one before it.
 
         An exception from here is final: the device state may be gone.
+
+        Args:
+            meanwhile: called again and again until the device is done, with the seconds it may
+                take: for what need not wait for that, such as `add` and `abort`.
         """
         events = self.scheduler.expire()
         if not self._look_ahead:
-            return events + self._collect(self._launch())
+            return events + self._collect(self._launch(), meanwhile)
         launched = self._launch()
-        events += self._collect(self._in_flight)
+        events += self._collect(self._in_flight, meanwhile)
         self._in_flight = launched
         now, device_free = self.scheduler.clock(), self.scheduler.policy.device_free
         self._schedule_at = schedule_at(device_free, now, self._host_seconds)
@@ -126,9 +133,13 @@ class Engine:
         self._host_seconds = max(took, HOST_MEMORY * self._host_seconds)
         return launched
 
-    def _collect(self, launched: Launched | None) -> list[TokenEvent]:
+    def _collect(
+        self, launched: Launched | None, meanwhile: Callable[[float], None] | None
+    ) -> list[TokenEvent]:
         if launched is None:
             return []
+        while meanwhile is not None and not self.executor.is_done(launched):
+            meanwhile(POLL)
         drawn = self.executor.collect(launched)
         now = time.perf_counter()
         # With look-ahead a step is launched while the one before still runs.

@@ -109,7 +109,7 @@ class Worker:
     def run(self) -> None:
         """Step while there is work; sleep on the inbox while there is none, or time to spare."""
         while self._take_frames():
-            events = self._engine.step() if self._engine.has_work else []
+            events = self._engine.step(self._act_on_next) if self._engine.has_work else []
             if events:
                 self._link.send(Events(tuple(events)))
             if time.monotonic() >= self._next_stats:
@@ -130,6 +130,18 @@ class Worker:
             if frame is None:
                 return False
             self._act(*frame)
+
+    def _act_on_next(self, patience: float) -> None:
+        """Act on the next frame, if one comes within so many seconds."""
+        try:
+            frame = self._link.inbox.get(timeout=patience)
+        except queue.Empty:
+            return
+        if frame is None:
+            self._link.inbox.put(None)  # the end: `_take_frames` is to find it
+            time.sleep(patience)
+            return
+        self._act(*frame)
 
     def _act(self, frame: ToWorker, came: float) -> None:
         match frame:

@@ -71,3 +71,28 @@ def test_a_step_that_is_done_sooner_than_expected_is_noticed():
     before = engine.spare_seconds
     device.done = True
     assert before > 0 and engine.spare_seconds == 0.0
+
+
+def test_while_the_device_works_requests_come_and_go():
+    engine, device, _ = make_engine(NoPromise())
+    pool = engine.scheduler.pool
+    engine.add(ask("stays", 20, 3))
+    engine.add(ask("goes", 20, 3))
+    engine.step()
+    calls = []
+
+    def meanwhile(patience: float) -> None:
+        assert patience > 0
+        calls.append(patience)
+        if len(calls) == 1:
+            assert engine.abort("goes")
+            engine.add(ask("comes", 20, 3))
+        device.done = len(calls) == 3
+
+    answered = [event.request_id for event in engine.step(meanwhile)]
+    assert len(calls) == 3
+    assert answered == ["stays"], "what was aborted meanwhile says nothing any more"
+    while engine.has_work:
+        answered += [event.request_id for event in engine.step(meanwhile)]
+    assert sorted(answered) == ["comes"] * 3 + ["stays"] * 3
+    assert pool.num_live == 0

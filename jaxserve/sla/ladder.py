@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 DEPTH = 16.0
 """Misses left at which there is no pressure."""
 FIRST = 1.0
-"""Misses that are allowed before any request has kept its promise."""
+"""Misses that are allowed before any request has kept its promise, unless told otherwise."""
 MOST = 16.0
 """Misses that can be saved up: a calm hour must not pay for a minute of chaos."""
 PRUDENCE = 0.95
@@ -35,12 +35,13 @@ class MissAllowance:
         left: misses that are still allowed. Negative when the promise is being broken.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, first: float = FIRST) -> None:
         """Args:
         share: of the requests, that may miss.
+        first: misses allowed before any request has kept its promise.
         """
         self._share = share
-        self.left = FIRST
+        self.left = first
 
     def count(self, missed: bool, *, refusing: bool) -> None:
         """A request has kept its promise, or missed it, while others were refused or not."""

@@ -56,7 +56,11 @@ from jaxserve.workload import Promise
 PATIENCE = 10.0
 """Times the promised TTFT after which a prompt gets a share of every step."""
 FEWER = 0.85
-"""The running limit is multiplied by this on the first rung."""
+"""The running limit is multiplied by this while TPOT is what suffers."""
+SLOW = 3.0
+"""TPOT suffers while fewer of its misses are left, and more of TTFT's."""
+SLOW_FIRST = 4.0
+"""Misses of TPOT that are allowed at first: a server that has just started is not slow."""
 LIMIT_PERIOD = 0.25
 LIMIT_STEP = 0.99
 """The running limit is looked at every so many seconds, and falls to no less than that."""
@@ -129,7 +133,7 @@ class Promised:
         self._max_tokens_cap = max_tokens_cap
         share = 1 - promise.percentile / 100
         self._ttft_left = MissAllowance(share)
-        self._tpot_left = MissAllowance(share)
+        self._tpot_left = MissAllowance(share, first=SLOW_FIRST)
         self._crowding = 0.0
         self._last_refusal = -math.inf
         self._crowded = CROWDED * share
@@ -144,7 +148,6 @@ class Promised:
         self._ahead: deque[_Ahead] = deque()
         self._leave_out = False
         self._since_token = 0.0
-        self._tpot_suffers = False
         self._rows_are_short = False
         self._greedy: set[str] = set()
 
@@ -320,9 +323,8 @@ class Promised:
 
     def _move(self, num_late: int) -> None:
         """Set the rung: with those who will be late as good as missed."""
-        ttft_left, tpot_left = self._ttft_left.left - num_late, self._tpot_left.left
-        self._tpot_suffers = tpot_left < ttft_left
-        self.ladder.move(1 - min(ttft_left, tpot_left) / DEPTH)
+        left = min(self._ttft_left.left - num_late, self._tpot_left.left)
+        self.ladder.move(1 - left / DEPTH)
 
     def _set_limit(self, load: Load) -> None:
         if load.running:
@@ -331,7 +333,7 @@ class Promised:
         ratio = self._prompt_tokens / self._output_tokens
         limit = self.pace.running_limit(self._context, ratio, load.max_rows)
         # Where first tokens are what is late, fewer running would only lengthen the queue.
-        too_slow = self.ladder.rung > 0 and self._tpot_suffers
+        too_slow = self._tpot_left.left < min(SLOW, self._ttft_left.left)
         wanted = max(1, round(limit * FEWER)) if too_slow else limit
         # Those who wait were let in with the old limit in mind: it falls little by little.
         self._limit = max(float(wanted), self._limit * LIMIT_STEP)
