@@ -17,6 +17,8 @@ from jaxserve.request import MAX_TOP_LOGPROBS
 
 NULL_PAGE = 0
 """Page 0 belongs to nobody: unused entries of a page table point here."""
+MAX_COUNT = 2**14 - 1
+"""Times a token is counted at most: what fits an i16 beside the bit of the prompt."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,6 +46,7 @@ class SamplingArrays:
         min_p: f32[R], 0 keeps all.
         seed: u32[R, 2], high and low half.
         top_logprobs: i32[R], alternatives wanted; -1 wants no log-probabilities.
+        has_rules: bool[R], the rules of the row's slot apply. The others' mean nothing.
     """
 
     temperature: jax.Array
@@ -52,6 +55,7 @@ class SamplingArrays:
     min_p: jax.Array
     seed: jax.Array
     top_logprobs: jax.Array
+    has_rules: jax.Array
 
 
 @struct.dataclass
@@ -98,9 +102,12 @@ class BatchDescriptor:
 
     def fed_token_ids(self, last_token: jax.Array) -> jax.Array:
         """i32[T]: `token_ids` with the fed rows' tokens filled in from i32[slots]."""
-        fed = last_token.at[self.slot].get(mode="fill", fill_value=0)
         place = jnp.where(self.feed, self.last_token, self.token_ids.shape[0])
-        return self.token_ids.at[place].set(fed, mode="drop")
+        return self.token_ids.at[place].set(self.fed(last_token), mode="drop")
+
+    def fed(self, last_token: jax.Array) -> jax.Array:
+        """i32[R]: what i32[slots] has for each row's slot, 0 for an empty row."""
+        return last_token.at[self.slot].get(mode="fill", fill_value=0)
 
 
 @struct.dataclass
@@ -138,16 +145,34 @@ class LayerPages:
 
 
 @struct.dataclass
+class LogitRules:
+    """What requests do to their logits besides `SamplingArrays`: one place for each slot.
+
+    Written when a sequence with rules gets its first token in a slot, kept up by the steps, and
+    read only by steps in which a row has rules. Whoever has none leaves its slot as it was.
+
+    Attributes:
+        counts: i16[slots, V], twice how often a token has been drawn, plus 1 if the prompt has it.
+        penalties: f32[slots, 3], presence, frequency and repetition; 0, 0 and 1 do nothing.
+    """
+
+    counts: jax.Array
+    penalties: jax.Array
+
+
+@struct.dataclass
 class DeviceState:
     """What lives on the device from step to step. Donated: a step updates it in place.
 
     Attributes:
         layers: L caches.
         last_token: i32[slots], the newest token sampled for each sequence slot.
+        rules: what a sequence's settings do to its logits, for each slot.
     """
 
     layers: tuple[LayerPages, ...]
     last_token: jax.Array
+    rules: LogitRules
 
 
 @struct.dataclass
@@ -172,11 +197,13 @@ class StepOutput:
 
 
 __all__ = [
+    "MAX_COUNT",
     "MAX_TOP_LOGPROBS",
     "NULL_PAGE",
     "BatchDescriptor",
     "DeviceState",
     "LayerPages",
+    "LogitRules",
     "PageTable",
     "SamplingArrays",
     "StepOutput",

@@ -19,6 +19,7 @@ from jaxserve.models.attention import empty_pages
 from jaxserve.models.llama import Params
 from jaxserve.packing import choose_shape, pack
 from jaxserve.page_mover import PageMover
+from jaxserve.rule_writer import RuleWriter, empty_rules
 from jaxserve.sequence import Drawn, Span
 from jaxserve.step import StepFn, compile_step
 from jaxserve.swap import Move
@@ -68,7 +69,7 @@ class JaxExecutor:
     def __init__(
         self, params: Params, state: DeviceState, steps: dict[StepShape, jax.stages.Compiled]
     ) -> None:
-        """Compiles what copies and moves pages, so that serving never compiles.
+        """Compiles what moves pages and writes rules, so that serving never compiles.
 
         Args:
             params: stay on the device for good.
@@ -80,6 +81,7 @@ class JaxExecutor:
         self._steps = steps
         self._shapes = tuple(sorted(steps))
         self._mover = PageMover(state)
+        self._rules = RuleWriter(state)
         self.last_aux: object = ()
 
     def move(self, moves: tuple[Move, ...]) -> None:
@@ -89,6 +91,7 @@ class JaxExecutor:
         started = time.perf_counter()
         copies = [span.copy for span in spans if span.copy is not None]
         self._state = self._mover.copy(self._state, copies)
+        self._state = self._rules.write(self._state, spans)
         shape = choose_shape(self._shapes, spans)
         batch, page_table = jax.device_put(pack(spans, shape))
         output, self._state = self._steps[shape](self._params, self._state, batch, page_table)
@@ -125,7 +128,8 @@ def empty_state(
 ) -> DeviceState:
     """A device state with nothing in it: num_pages pages of cache in `dtype`, max_rows slots."""
     layers = empty_pages(config, num_pages, page_size, dtype)
-    return DeviceState(layers, jnp.zeros(max_rows, jnp.int32))
+    rules = empty_rules(max_rows, config.vocab_size)
+    return DeviceState(layers, jnp.zeros(max_rows, jnp.int32), rules)
 
 
 def compile_steps(

@@ -7,14 +7,16 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from jaxserve.batch import (
+    MAX_COUNT,
     NULL_PAGE,
     BatchDescriptor,
+    LogitRules,
     PageTable,
     SamplingArrays,
     StepShape,
 )
 from jaxserve.request import SamplingParams
-from jaxserve.sequence import Span
+from jaxserve.sequence import Sequence, Span
 
 NEUTRAL = SamplingParams(max_tokens=1)
 
@@ -129,4 +131,19 @@ def sampling_arrays(settings: Seq[SamplingParams], num_rows: int) -> SamplingArr
         top_logprobs=np.array(
             [-1 if s.top_logprobs is None else s.top_logprobs for s in padded], np.int32
         ),
+        has_rules=np.array([s.has_rules for s in padded], np.bool_),
     )
+
+
+def pack_rules(sequence: Sequence, vocab_size: int) -> LogitRules:
+    """A sequence's rules for one slot, as numpy arrays; its tokens must all be known."""
+    sampling, tokens = sequence.request.sampling, np.frombuffer(sequence.tokens, np.int32)
+    counts = np.bincount(tokens[sequence.num_prompt :], minlength=vocab_size)
+    counts = np.minimum(counts, MAX_COUNT).astype(np.int16) * np.int16(2)
+    counts[tokens[: sequence.num_prompt]] |= 1
+    penalties = (
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.repetition_penalty,
+    )
+    return LogitRules(counts=counts, penalties=np.array(penalties, np.float32))

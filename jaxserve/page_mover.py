@@ -50,7 +50,7 @@ class PageMover:
         for start in range(0, len(copies), CHUNK):
             source, target = zip(*copies[start : start + CHUNK], strict=True)
             layers = self._run.copy(layers, _padded(source, fill=0), _padded(target, fill=NO_PAGE))
-        return DeviceState(layers, state.last_token)
+        return DeviceState(layers, state.last_token, state.rules)
 
     def move(self, state: DeviceState, moves: Seq[Move]) -> DeviceState:
         """Make the moves in order. Consumes the state, returns the new one."""
@@ -64,7 +64,7 @@ class PageMover:
                 layers = self._scatter(layers, move)
             else:
                 del self._saved[move.sequence]
-        return DeviceState(layers, state.last_token)
+        return DeviceState(layers, state.last_token, state.rules)
 
     def settle(self) -> None:
         """Wait until everything that was saved is on the host, and free its device copies."""

@@ -30,6 +30,10 @@ class SamplingParams:
             among them unless the client asked to ignore EOS.
         top_logprobs: alternatives to report for each token, 0 to MAX_TOP_LOGPROBS; None reports
             no log-probabilities at all.
+        presence_penalty: taken off the logit of every token drawn before. 0 takes nothing.
+        frequency_penalty: likewise, for each time it was drawn.
+        repetition_penalty: what the logits of tokens drawn before or in the prompt are divided by
+            where above 0, multiplied by where below. 1 changes nothing.
     """
 
     max_tokens: int
@@ -40,6 +44,15 @@ class SamplingParams:
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     top_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether logits are changed before a token is drawn."""
+        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty
+        return penalties != (0.0, 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

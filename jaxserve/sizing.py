@@ -18,6 +18,7 @@ from jaxserve.limits import check_budget
 from jaxserve.memory import RUNTIME_BYTES, fitting_pages
 from jaxserve.models.attention import kv_bytes_per_token, most_pages
 from jaxserve.packing import pack, step_shapes
+from jaxserve.rule_writer import rule_bytes
 from jaxserve.step import StepFn, compile_step
 
 # A CPU shares its memory with everything else on the machine; a GPU is ours.
@@ -78,6 +79,7 @@ def cache_pages(
     taken = 0
     if jax.default_backend() != "cpu":
         taken = RUNTIME_BYTES + weight_bytes(params)
+        taken += rule_bytes(sizes.max_rows, model.vocab_size)
         taken += step_bytes(sizes, step, params, model, kv_dtype, max_context)
     return pool_size(config, sizes, model, kv_dtype, max_context, taken)
 

@@ -13,6 +13,7 @@ from jaxserve.batch import (
     PageTable,
     StepOutput,
 )
+from jaxserve.logit_rules import apply_rules, count_fed
 from jaxserve.models.decoder import Decoder, Model
 from jaxserve.models.llama import Params
 from jaxserve.sampling import sample, token_logprobs
@@ -64,18 +65,21 @@ def draw(
     """How a step ends: a token for every row, remembered in the row's slot.
 
     Args:
-        logits: f32[R, V] of each row's last token.
+        logits: f32[R, V] of each row's last token. Log-probabilities are those of these logits;
+            penalties and other rules of the request change what is drawn.
         state: the state the step was given.
         layers: its cache, this step's keys and values written.
         batch: the step's batch.
         aux: passed on to `StepOutput.aux`.
     """
     # A drawn token's position is the number of tokens before it.
-    token_ids = sample(logits, batch.kv_len, batch.sampling)
+    rules = count_fed(state.rules, state.last_token, batch)
+    ruled = apply_rules(logits, rules, batch)
+    token_ids = sample(ruled, batch.kv_len, batch.sampling)
     logprobs, top_ids, top_logprobs = token_logprobs(logits, token_ids, batch.sampling)
     last_token = state.last_token.at[batch.slot].set(token_ids, mode="drop")
     output = StepOutput(token_ids, logprobs, top_ids, top_logprobs, aux)
-    return output, DeviceState(layers, last_token)
+    return output, DeviceState(layers, last_token, rules)
 
 
 def compile_step(

@@ -66,7 +66,7 @@ def new_state(
         dtype=cache_dtype(kv, jnp.dtype(jnp.float32)),
     )
     layers = jax.tree.map(lambda x: jnp.full_like(x, fill), state.layers)
-    return DeviceState(layers, state.last_token)
+    return state.replace(layers=layers)
 
 
 @functools.cache

@@ -39,8 +39,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.page_mover": ("jaxserve.batch", "jaxserve.swap"),
     "jaxserve.rule_writer": (
         "jaxserve.batch",
-        "jaxserve.logit_rules",
-        "jaxserve.request",
+        "jaxserve.packing",
         "jaxserve.sequence",
     ),
     "jaxserve.prefix": ("jaxserve.pages", "jaxserve.sequence"),

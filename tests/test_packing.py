@@ -102,7 +102,7 @@ def test_shapes_and_dtypes_are_the_same_whatever_is_packed(spans):
 
     expected = signature(pack([], SHAPE))
     assert signature(pack(spans, SHAPE)) == expected
-    assert len(expected) == 14
+    assert len(expected) == 15
     assert {dtype.name for _, dtype in expected} == {"int32", "uint32", "float32", "bool"}
 
 
@@ -110,8 +110,8 @@ def test_settings_go_to_the_rows_that_draw_and_only_to_them():
     wanted = {"temperature": 0.5, "top_k": 3, "top_p": 0.25, "min_p": 0.125, "top_logprobs": 0}
     spans = [
         make_span(0, 5, slot=1, seed=2**63 + 7, **wanted),
-        make_span(0, 5, slot=0, draws=False, seed=9, **wanted),
-        make_span(9, 10, slot=2, feed=True),
+        make_span(0, 5, slot=0, draws=False, seed=9, presence_penalty=1.0, **wanted),
+        make_span(9, 10, slot=2, feed=True, repetition_penalty=1.2),
     ]
     batch, _ = pack(spans, SHAPE)
     sampling = batch.sampling
@@ -120,6 +120,7 @@ def test_settings_go_to_the_rows_that_draw_and_only_to_them():
     assert sampling.top_p.tolist() == [0.25] + [1.0] * 5
     assert sampling.min_p.tolist() == [0.125] + [0.0] * 5
     assert sampling.top_logprobs.tolist() == [0] + [-1] * 5
+    assert sampling.has_rules.tolist() == [False, False, True] + [False] * 3
     assert sampling.seed.tolist() == [[2**31, 7]] + [[0, 0]] * 5
 
 

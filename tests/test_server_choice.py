@@ -9,7 +9,8 @@ from toy_worker import EOS, VOCAB_SIZE
 from jaxserve.errors import EngineStopped
 from jaxserve.request import TokenEvent
 from jaxserve.server.choice import Choice, Delta
-from jaxserve.server.generation import Limits, plan_chat, plan_completion
+from jaxserve.server.generation import plan_chat, plan_completion
+from jaxserve.server.limits import Limits
 from jaxserve.server.openai import ChatBody, CompletionBody, Message, StreamOptions
 from jaxserve.server.replies import PromptDetails, Usage
 from jaxserve.server.stream import ChunkEncoder

@@ -23,6 +23,7 @@ from jaxserve.memory import RUNTIME_BYTES, fitting_pages
 from jaxserve.models.attention import cache_dtype, kv_bytes_per_token, most_pages
 from jaxserve.packing import step_shapes
 from jaxserve.roofline import ModelShape, model_shape
+from jaxserve.rule_writer import rule_bytes
 from jaxserve.step import StepFn
 
 TEMP_RESERVE = 500_000_000
@@ -102,6 +103,7 @@ class Surveyor:
         page_size = self.sizes.page_size
         page_bytes = kv_bytes_per_token(self.model, self._kv_dtype()) * page_size
         taken = num_bytes(abstract_params(self.model, self._dtype())) + RUNTIME_BYTES + reserve
+        taken += rule_bytes(self.sizes.max_rows, self.model.vocab_size)
         usable = self.sizes.memory_fraction * self.card.memory_bytes
         most = self.sizes.max_rows * -(-self.sizes.max_context // page_size)
         most = min(most, most_pages(self.model, page_size, self._kv_dtype()) - 1)

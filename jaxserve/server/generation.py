@@ -5,44 +5,23 @@ checked. One rule for lengths on both endpoints: prompt + max_tokens must fit th
 from __future__ import annotations
 
 import hashlib
-import math
 import secrets
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from jaxserve.errors import RequestError
-from jaxserve.request import MAX_TOP_LOGPROBS, Request, SamplingParams
+from jaxserve.request import MAX_TOP_LOGPROBS, Request
+from jaxserve.server.limits import Limits, within
 from jaxserve.server.openai import ChatBody, CompletionBody, StreamOptions
-from jaxserve.server.prompts import Prompt, chat_prompt, check_vocabulary, completion_prompts
+from jaxserve.server.prompts import Prompt, chat_prompt, completion_prompts
+from jaxserve.server.sampling import sampling_params
 from jaxserve.server.standing import deadline, service_class
 from jaxserve.server.text import Tokenizer
 
-GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy: logits divided by less would overflow."""
 DEFAULT_MAX_TOKENS = 16
 """Of /v1/completions, as OpenAI has it. A chat may use all of the context."""
 MAX_N = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What this server can serve.
-
-    Attributes:
-        vocab_size: token ids are in [0, vocab_size).
-        max_context: most tokens, prompt and output together, of one sequence.
-        max_sequences: most sequences one request may ask for.
-        eos_ids: tokens that end a generation.
-        shared_cache: callers share computed prompts.
-    """
-
-    vocab_size: int
-    max_context: int
-    max_sequences: int
-    eos_ids: tuple[int, ...]
-    shared_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,44 +171,6 @@ def plan(
         include_usage=wants_usage(body.stream_options, stream=bool(body.stream)),
         user=body.user,
     )
-
-
-def sampling_params(
-    body: CompletionBody | ChatBody, limits: Limits, top_logprobs: int | None
-) -> SamplingParams:
-    """The settings all choices share; max_tokens and seed are still to be filled in."""
-    temperature = within("temperature", body.temperature, 0.0, math.inf, default=1.0)
-    top_p = within("top_p", body.top_p, 0.0, 1.0, default=1.0)
-    if top_p == 0.0:
-        raise RequestError("top_p is 0: it must be above 0 and at most 1", param="top_p")
-    top_k = within("top_k", body.top_k, -1, 2**31 - 1, default=0)
-    stop_ids = body.stop_token_ids or []
-    check_vocabulary(stop_ids, "stop_token_ids", limits.vocab_size, param="stop_token_ids")
-    eos_ids = () if body.ignore_eos else limits.eos_ids
-    return SamplingParams(
-        max_tokens=1,
-        temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
-        top_k=max(top_k, 0),  # -1 is vLLM's spelling of "all"
-        top_p=top_p,
-        min_p=within("min_p", body.min_p, 0.0, 1.0, default=0.0),
-        stop_token_ids=tuple(dict.fromkeys([*eos_ids, *stop_ids])),
-        top_logprobs=top_logprobs,
-    )
-
-
-Number = TypeVar("Number", int, float)
-
-
-def within(
-    name: str, value: Number | None, low: Number, high: Number, *, default: Number
-) -> Number:
-    """The value, or the default for None. RequestError outside [low, high]."""
-    if value is None:
-        return default
-    if not low <= value <= high:
-        bound = f"between {low:g} and {high:g}" if high < 1e9 else f"at least {low:g}"
-        raise RequestError(f"{name} is {value}: it must be {bound}", param=name)
-    return value
 
 
 def output_length(num_prompt: int, max_tokens: int | None, max_context: int, *, chat: bool) -> int:

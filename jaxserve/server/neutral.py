@@ -16,9 +16,6 @@ from jaxserve.errors import RequestError
 NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         # Sampling.
-        "presence_penalty": (0,),
-        "frequency_penalty": (0,),
-        "repetition_penalty": (1,),
         "length_penalty": (1,),
         "logit_bias": ({},),
         "logits_processors": ([],),

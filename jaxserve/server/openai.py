@@ -63,6 +63,9 @@ class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_p: float | None = None
     top_k: Int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
     seed: Int | None = None
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool | None = None
@@ -93,6 +96,9 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_p: float | None = None
     top_k: Int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
     seed: Int | None = None
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool | None = None

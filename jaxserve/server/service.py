@@ -17,7 +17,8 @@ from jaxserve.errors import RequestError
 from jaxserve.frames import Progress
 from jaxserve.server.client import WorkerClient
 from jaxserve.server.failures import failure
-from jaxserve.server.generation import Generation, Limits, plan_chat, plan_completion
+from jaxserve.server.generation import Generation, plan_chat, plan_completion
+from jaxserve.server.limits import Limits
 from jaxserve.server.openai import ChatBody, CompletionBody, decode_body
 from jaxserve.server.text import Tokenizer
 
