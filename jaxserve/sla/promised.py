@@ -57,10 +57,9 @@ PATIENCE = 10.0
 """Times the promised TTFT after which a prompt gets a share of every step."""
 FEWER = 0.85
 """The running limit is multiplied by this while TPOT is what suffers."""
-SLOW = 3.0
-"""TPOT suffers while fewer of its misses are left, and more of TTFT's."""
-SLOW_FIRST = 4.0
-"""Misses of TPOT that are allowed at first: a server that has just started is not slow."""
+SLOW = 2.0
+"""Misses of TPOT that are allowed at first. It suffers while fewer are left, and more of TTFT's: a
+server that has just started does not, and its first slow answer is heeded at once."""
 LIMIT_PERIOD = 0.25
 LIMIT_STEP = 0.99
 """The running limit is looked at every so many seconds, and falls to no less than that."""
@@ -133,7 +132,7 @@ class Promised:
         self._max_tokens_cap = max_tokens_cap
         share = 1 - promise.percentile / 100
         self._ttft_left = MissAllowance(share)
-        self._tpot_left = MissAllowance(share, first=SLOW_FIRST)
+        self._tpot_left = MissAllowance(share, first=SLOW)
         self._crowding = 0.0
         self._last_refusal = -math.inf
         self._crowded = CROWDED * share
