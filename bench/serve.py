@@ -56,11 +56,13 @@ class Target:
 
     Attributes:
         url: of its root. engine: what it says about itself. vocab_size: of its model.
+        pid: of its first process; 0 if somebody else started it.
     """
 
     url: str
     engine: str
     vocab_size: int
+    pid: int = 0
 
 
 @asynccontextmanager
@@ -78,7 +80,7 @@ async def running_server(flags: argparse.Namespace, *more: str) -> AsyncIterator
         ready = READY.match(line)
         if ready is None:
             raise BenchError(f"the server did not start; it said {line!r}, and the lines above")
-        yield Target(ready["url"], ready["engine"], vocab_size)
+        yield Target(ready["url"], ready["engine"], vocab_size, process.pid)
     finally:
         await stop(process)
 
