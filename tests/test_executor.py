@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+import pytest
 from engines import drain, make_engine, request
 
 from jaxserve.page_mover import PageMover
@@ -22,15 +23,19 @@ def layers_of(executor) -> list[np.ndarray]:
     return [np.array(leaf) for leaf in jax.tree.leaves(executor._state.layers)]
 
 
-def served_engine():
-    engine = make_engine("llama-untied")
+def served_engine(kv: str = "auto"):
+    engine = make_engine("llama-untied", kv=kv)
     engine.add(request("first", range(5, 45), 8))
     drain(engine)
     return engine
 
 
-def test_pages_moved_out_come_back_bit_by_bit_elsewhere():
-    executor = served_engine().executor
+each_cache = pytest.mark.parametrize("kv", ["auto", "int8"])
+
+
+@each_cache
+def test_pages_moved_out_come_back_bit_by_bit_elsewhere(kv):
+    executor = served_engine(kv).executor
     before = layers_of(executor)
     owner = Sequence(request("x", [1], 1), tokens=None)  # type: ignore[arg-type]
     pages = tuple(range(1, 41))  # more than one call moves
@@ -67,8 +72,9 @@ def test_a_copied_page_serves_the_tokens_of_the_first():
     assert tokens[0] == tokens[1]
 
 
-def test_more_pages_are_copied_than_one_call_copies():
-    engine = served_engine()
+@each_cache
+def test_more_pages_are_copied_than_one_call_copies(kv):
+    engine = served_engine(kv)
     executor = engine.executor
     before = layers_of(executor)
     copies = [(page, 100 + page) for page in range(1, 41)]
