@@ -7,11 +7,12 @@ import statistics
 from collections.abc import Iterator
 from itertools import pairwise
 
-from jaxserve.aot.hlo import Computation, Instruction, Module
+from jaxserve.aot.hlo import Array, Computation, Instruction, Module
 from jaxserve.aot.traffic import FREE, outputs
 
 MIN_COPY_BYTES = 256 << 10
 """Smaller arguments than this are settings and norms, which may be moved about."""
+ANY_TYPE = ""
 
 
 def launched(module: Module) -> Iterator[tuple[Computation, Instruction]]:
@@ -56,34 +57,37 @@ def kernels_per_layer(module: Module) -> int:
 
 def copies(module: Module) -> list[str]:
     """Launches that make an array as large as a weight matrix, or as one layer's keys or values:
-    that is what a copy of one looks like, transposed, converted or as it is.
+    that is what a copy of one looks like, transposed, converted or as it is. Counts of tokens are
+    as large as a step's logits and never converted: of them a copy has their type, too.
 
     Not those that update one in place, and not a kernel's aliased results.
     """
-    protected = {
-        parameter.arrays[0].size: parameter.op_name
-        for parameter in module.entry.parameters.values()
-        if len(parameter.arrays[0].dims) > 1
-        and parameter.bytes >= MIN_COPY_BYTES
-        and parameter.op_name.startswith(("params", "state"))
-    }
+    protected: dict[tuple[str, int], str] = {}
+    for parameter in module.entry.parameters.values():
+        array = parameter.arrays[0]
+        if len(array.dims) > 1 and parameter.bytes >= MIN_COPY_BYTES:
+            if parameter.op_name.startswith("state.rules"):
+                protected[array.dtype, array.size] = parameter.op_name
+            elif parameter.op_name.startswith(("params", "state")):
+                protected[ANY_TYPE, array.size] = parameter.op_name
     found = []
     for _, instruction in launched(module):
-        for size in _made_sizes(module, instruction):
-            if size in protected:
-                found.append(f"{instruction.name} is as large as {protected[size]}")
+        for array in _made(module, instruction):
+            for key in ((ANY_TYPE, array.size), (array.dtype, array.size)):
+                if key in protected:
+                    found.append(f"{instruction.name} is as large as {protected[key]}")
     return found
 
 
-def _made_sizes(module: Module, instruction: Instruction) -> list[int]:
-    """Elements of each array that an instruction makes anew."""
+def _made(module: Module, instruction: Instruction) -> list[Array]:
+    """The arrays that an instruction makes anew."""
     if instruction.opcode in ("while", "conditional", "call", "async-start"):
         return []
     if instruction.opcode == "fusion":
         fused = module[instruction.called("calls")[0]]
-        return [result.size for result, _, in_place in outputs(fused) if not in_place]
+        return [result.arrays[0] for result, _, in_place in outputs(fused) if not in_place]
     if instruction.opcode == "copy-start":
-        return [instruction.arrays[0].size]
+        return [instruction.arrays[0]]
     aliased = re.search(r"output_to_operand_aliasing=\{(.*?\)) *\}", instruction.attributes)
     kept = {int(i or 0) for i in re.findall(r"\{(\d*)\}: \(", aliased[1])} if aliased else set()
-    return [array.size for i, array in enumerate(instruction.arrays) if i not in kept]
+    return [array for i, array in enumerate(instruction.arrays) if i not in kept]
