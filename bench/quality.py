@@ -1,6 +1,6 @@
 """What a setting costs in quality: the log-probability that a model gives to a text.
 
-    python -m bench.quality smollm2-135m-instruct --kv auto int8
+    python -m bench.quality smollm2-135m-instruct --kv auto int8 --weights auto int8
 
 The text is cut into windows of --context tokens. Each is computed from nothing, in chunks, through
 the paged cache, as a server computes prompts; every token after a window's first is predicted. The
@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,11 +41,12 @@ from jaxserve.errors import ConfigError, JaxserveError
 from jaxserve.models.attention import cache_dtype, choose_attention, empty_pages
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.llama import Params
+from jaxserve.models.packed import pack_params
 from jaxserve.packing import pack
 from jaxserve.request import Request, SamplingParams
 from jaxserve.sequence import Sequence as Row
 from jaxserve.sequence import Span
-from jaxserve.startup import resolve_dtype
+from jaxserve.startup import packs_weights, resolve_dtype
 from jaxserve.tokenizer import Tokenizer
 
 PAGE_SIZE = 16
@@ -154,10 +156,13 @@ def measure(flags: argparse.Namespace) -> list[Point]:
     decoder = Decoder(checkpoint.config, choose_attention("auto"))
     count = flags.windows * flags.context
     tokens = read_tokens(checkpoint, flags.text, count)
-    params: Any = checkpoint.load(dtype=dtype)
     points: list[Point] = []
     base: Scores | None = None
-    for kv in flags.kv:
+    for weights, kv in product(flags.weights, flags.kv):
+        params: Any = checkpoint.load(dtype=dtype)
+        if packs_weights(weights, decoder.attention, dtype):
+            tied = checkpoint.config.tied_head
+            params = pack_params(params, tied_head=tied, int8=weights == "int8")
         scores = Scorer(decoder, params, cache_dtype(kv, dtype), flags.context).score(tokens)
         base = base or scores
         setting: Point = {
@@ -167,6 +172,7 @@ def measure(flags: argparse.Namespace) -> list[Point]:
             "context": flags.context,
             "windows": flags.windows,
             "dtype": dtype.name,
+            "weights": weights,
             "kv": kv,
         }
         points.append(setting | compare(scores, base) | machine_facts())
@@ -179,6 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", type=Path, default=default_store_path())
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--kv", nargs="+", choices=("auto", "int8"), default=["auto", "int8"])
+    parser.add_argument("--weights", nargs="+", choices=("auto", "int8"), default=["auto"])
     parser.add_argument("--text", type=Path, metavar="FILE", help=f"unset: {TEXT}")
     parser.add_argument("--context", type=at_least(2), default=1024, metavar="TOKENS")
     parser.add_argument("--windows", type=at_least(1), default=16, metavar="N")

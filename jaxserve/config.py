@@ -21,6 +21,7 @@ class EngineConfig:
         model: catalogue name, folder, .gguf file, Orbax checkpoint or `hf:org/name`.
         store: folder with converted checkpoints and JAX's compilation cache.
         dtype: of weights and activations; None is float32 on CPU, bfloat16 on GPU.
+        weights: what matrices are kept in: "auto" is `dtype`; "int8" has a scale for each row.
         kv: what the cache keeps keys and values in: "auto" is `dtype`; "int8" has a scale for
             each head of each token besides.
         attention: "auto", or one of `models.attention.AttentionKind`.
@@ -45,6 +46,7 @@ class EngineConfig:
     model: str
     store: Path
     dtype: str | None = None
+    weights: str = "auto"
     kv: str = "auto"
     attention: str = "auto"
     page_size: int = 16

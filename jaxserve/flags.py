@@ -115,6 +115,7 @@ def add_engine(serve: Parser) -> None:
         metavar="DIR",
         help="steps that `jaxserve compile --save DIR` compiled for this card; unset: compile here",
     )
+    _add_weights(engine)
     _add_cache(engine)
     _add_promise(serve)
 
@@ -157,6 +158,15 @@ def add_kv(group: argparse._ArgumentGroup) -> None:
         choices=("auto", "int8"),
         default=default(EngineConfig, "kv"),
         help="type of cached keys and values; auto: that of the weights",
+    )
+
+
+def _add_weights(engine: argparse._ArgumentGroup) -> None:
+    engine.add_argument(
+        "--weights",
+        choices=("auto", "int8"),
+        default=default(EngineConfig, "weights"),
+        help="type of the weights' matrices; auto: that of --dtype; int8: on a CPU only",
     )
 
 

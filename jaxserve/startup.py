@@ -23,7 +23,12 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
 from jaxserve.errors import ConfigError
 from jaxserve.executor import JaxExecutor, Progress, compile_steps, empty_state
-from jaxserve.models.attention import cache_dtype, choose_attention, kv_bytes_per_token
+from jaxserve.models.attention import (
+    PagedAttention,
+    cache_dtype,
+    choose_attention,
+    kv_bytes_per_token,
+)
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.packed import pack_params
 from jaxserve.pages import PagePool
@@ -74,10 +79,12 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
     kv_dtype = cache_dtype(config.kv, dtype)
     max_context = resolve_context(config, checkpoint.config)
     attention = choose_attention(config.attention)
+    packed = packs_weights(config.weights, attention, dtype)
     step = resolve_step(config.step, Decoder(checkpoint.config, attention))
     params = checkpoint.load(dtype=dtype, progress=progress)
-    if attention.kind == "native" and dtype == jnp.float32:
-        params = pack_params(params, tied_head=checkpoint.config.tied_head)
+    if packed:
+        int8 = config.weights == "int8"
+        params = pack_params(params, tied_head=checkpoint.config.tied_head, int8=int8)
     if config.executables is None:
         num_pages = cache_pages(
             config, sizes, checkpoint.config, kv_dtype, max_context, step=step, params=params
@@ -119,8 +126,9 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         policy=make_policy(config, sizes, checkpoint.config, dtype, calibration, platform),
     )
     pages = "pages" if kv_dtype == dtype else f"{kv_dtype.name} pages"
+    weights = ", int8 weights" if config.weights == "int8" else ""
     description = (
-        f"{jax.devices()[0].device_kind}, {dtype.name}, {pool.num_total} {pages} of "
+        f"{jax.devices()[0].device_kind}, {dtype.name}{weights}, {pool.num_total} {pages} of "
         f"{pool.page_size} tokens, context {scheduler.max_context}, {sizes.max_rows} rows, "
         f"{sizes.token_budget} tokens a step, attention {attention.kind}"
     )
@@ -189,6 +197,17 @@ def resolve_dtype(name: str | None, platform: str) -> jnp.dtype:
     if name not in ("float32", "bfloat16", "float16"):
         raise ConfigError(f"dtype {name!r} is not one of float32, bfloat16, float16")
     return jnp.dtype(name)
+
+
+def packs_weights(weights: str, attention: PagedAttention, dtype: jnp.dtype) -> bool:
+    """Whether the CPU's own kernels multiply. Raises ConfigError if int8 is asked of others."""
+    packs = attention.kind == "native" and dtype == jnp.float32
+    if weights == "int8" and not packs:
+        raise ConfigError(
+            "int8 weights are multiplied by the CPU's C++ kernels, of float32 activations: they "
+            f"need attention native and dtype float32, not {attention.kind} and {dtype.name}"
+        )
+    return packs
 
 
 def resolve_context(config: EngineConfig, model: ModelConfig) -> int:

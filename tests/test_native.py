@@ -34,6 +34,18 @@ def test_a_tokens_product_is_the_same_bits_whatever_the_other_tokens_are():
         np.testing.assert_array_equal(linear(x[start:stop], weight), together[start:stop])
 
 
+def test_an_int8_weight_multiplies_like_what_it_stands_for():
+    x, weight = random(13, 77), random(100, 77, seed=1)
+    packed = pack(weight, int8=True)
+    meant = take_rows(packed, jnp.arange(100))
+    step = np.abs(weight).max(axis=1, keepdims=True) / 127
+    assert np.all(np.abs(np.asarray(meant - weight)) <= 0.5001 * step), "half a step of its row"
+    expected = np.asarray(x, np.float64) @ np.asarray(meant, np.float64).T
+    np.testing.assert_allclose(linear(x, packed), expected, atol=1e-3)
+    # A row of zeros has no largest element to divide by.
+    assert not np.asarray(linear(x, pack(jnp.zeros((3, 77)), int8=True))).any()
+
+
 def test_rows_of_zeros_give_zeros_and_change_nothing_for_the_others():
     x, weight = random(40, 24), pack(random(70, 24, seed=1))
     alone = np.asarray(linear(x, weight))

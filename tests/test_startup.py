@@ -62,6 +62,13 @@ def test_an_engine_with_an_int8_cache_serves_and_says_so(store):
     assert ", float32, 39 int8 pages of 16 tokens, context 128" in loaded.description
 
 
+def test_an_engine_with_int8_weights_serves_and_says_so(store):
+    loaded = load_engine(config_for(store, weights="int8", attention="native"))
+    loaded.engine.add(request("a", [5, 6, 7], 4))
+    assert len(drain(loaded.engine)["a"]) == 4
+    assert ", float32, int8 weights, 39 pages of 16 tokens" in loaded.description
+
+
 def test_the_context_is_no_longer_than_the_pool_can_hold(store):
     loaded = load_engine(config_for(store, num_pages=5))
     assert loaded.engine.scheduler.max_context == 4 * 16
@@ -71,6 +78,8 @@ def test_the_context_is_no_longer_than_the_pool_can_hold(store):
     "changes, words",
     [
         ({"dtype": "int4"}, "int4"),
+        ({"weights": "int8", "dtype": "bfloat16"}, "int8 weights .* not native and bfloat16"),
+        ({"weights": "int8", "attention": "cpu"}, "int8 weights .* not cpu and float32"),
         ({"kv": "fp8"}, "kv 'fp8' is not one of auto, int8"),
         ({"kv": "int8", "num_pages": 2**23 + 1}, "8388609 int8 pages .* 8388608 at most"),
         ({"max_context": 100_000}, "512"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 
 from jaxserve.models.llama import Params
@@ -11,18 +13,19 @@ PACKED = ("qkv", "o", "gate_up", "down")
 """Of a layer: what `layers.linear` multiplies with."""
 
 
-def pack_params(params: Params, *, tied_head: bool) -> Params:
-    """The same model with its float32 matrices packed. The given arrays are used up, one by one:
-    there is never more than one matrix twice."""
+def pack_params(params: Params, *, tied_head: bool, int8: bool = False) -> Params:
+    """The same model with its float32 matrices packed, as int8 if asked for. The given arrays are
+    used up, one by one: there is never more than one matrix twice."""
+    packed = partial(_packed, int8=int8)
     head = "embed" if tied_head else "head"
     layers = [
-        {name: _packed(leaf) if name in PACKED else leaf for name, leaf in layer.items()}
+        {name: packed(leaf) if name in PACKED else leaf for name, leaf in layer.items()}
         for layer in params["layers"]
     ]
-    return params | {"layers": layers, head: _packed(params[head])}
+    return params | {"layers": layers, head: packed(params[head])}
 
 
-def _packed(weight: jax.Array) -> PackedWeight:
-    packed = jax.block_until_ready(jax.jit(pack)(weight))
+def _packed(weight: jax.Array, *, int8: bool) -> PackedWeight:
+    packed = jax.block_until_ready(jax.jit(pack, static_argnames="int8")(weight, int8=int8))
     weight.delete()
     return packed

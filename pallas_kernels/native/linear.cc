@@ -2,6 +2,7 @@
 // call would pack it anew each time.
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "parallel.h"
@@ -14,8 +15,7 @@ namespace ffi = xla::ffi;
 
 constexpr int64_t kTokens = 20 * kRows;  // of one item: their packed inputs stay in the L2 cache
 
-template <typename W>
-constexpr int64_t kLine = 64 / sizeof(W);  // elements of a cache line
+constexpr int64_t kLine = 64;  // bytes of a cache line
 
 // Rows of x that are not all zeros: a step's padding is, and need not be multiplied.
 std::vector<int64_t> live_rows(const float* x, int64_t tokens, int64_t depth) {
@@ -24,6 +24,35 @@ std::vector<int64_t> live_rows(const float* x, int64_t tokens, int64_t depth) {
     if (std::any_of(x + t * depth, x + (t + 1) * depth, [](float value) { return value != 0; }))
       live.push_back(t);
   return live;
+}
+
+// Packed inputs of tokens [begin, end) times one panel; emit(token, sums) takes each one's columns.
+// next: what will be read after this panel.
+template <typename W, typename Emit>
+void multiply_panel(const float* packed, const W* weights, const void* next, int64_t depth,
+                    int64_t begin, int64_t end, Emit emit) {
+  for (int64_t token = begin; token < end; token += kRows) {
+    int rows = std::min<int64_t>(kRows, end - token);
+    const float* inputs = packed + token * depth;
+    // The first two groups of tokens fetch the panel after this one, a cache line a turn: a panel of
+    // float32 is two lines deep. The others have it, and touch what they hold anyway.
+    int64_t group = (token - begin) / kRows;
+    const char* ahead = group < 2 ? static_cast<const char*>(next) + group * depth * kLine
+                                  : reinterpret_cast<const char*>(weights);
+    int64_t line = group < 2 ? kLine : 0;
+    alignas(64) float sums[kRows * kPanel] = {};
+    with_rows<kRows>(rows, [&]<int M>() {
+      for (int column = 0; column < kPanel; column += 2 * kLanes)
+        tile<M, 2>(
+            depth, [&](int m, int64_t k) { return inputs[k * M + m]; },
+            [&](int64_t k, int v) {
+              if (v == 0) __builtin_prefetch(ahead + k * line, 0, 2);
+              return load(weights + k * kPanel + column + v * kLanes);
+            },
+            sums + column, kPanel);
+    });
+    for (int m = 0; m < rows; ++m) emit(token + m, sums + m * kPanel);
+  }
 }
 
 template <typename W>
@@ -61,32 +90,24 @@ void multiply(ffi::ThreadPool& pool, const float* x, const W* panels, const floa
     for (int64_t panel = first; panel < std::min(num_panels, first + stride); ++panel) {
       const W* weights = panels + panel * depth * kPanel;
       int64_t width = std::min<int64_t>(kPanel, columns - panel * kPanel);
-      for (int64_t token = begin; token < end; token += kRows) {
-        int rows = std::min<int64_t>(kRows, end - token);
-        const float* inputs = packed.data() + token * depth;
-        // The first two groups of tokens fetch the panel after this one, a cache line a turn.
-        int64_t group = (token - begin) / kRows;
-        const W* ahead = weights + (group < 2 ? depth * kPanel + group * depth * kLine<W> : 0);
-        alignas(64) float sums[kRows * kPanel] = {};
-        with_rows<kRows>(rows, [&]<int M>() {
-          for (int column = 0; column < kPanel; column += 2 * kLanes)
-            tile<M, 2>(
-                depth, [&](int m, int64_t k) { return inputs[k * M + m]; },
-                [&](int64_t k, int v) {
-                  if (v == 0) __builtin_prefetch(ahead + k * kLine<W>, 0, 2);
-                  return load(weights + k * kPanel + column + v * kLanes);
-                },
-                sums + column, kPanel);
-        });
-        for (int m = 0; m < rows; ++m) {
-          float* to = out + live[token + m] * columns + panel * kPanel;
-          const float* from = sums + m * kPanel;
-          if (scale == nullptr)
-            std::copy(from, from + width, to);
-          else
-            for (int64_t n = 0; n < width; ++n) to[n] = from[n] * scale[panel * kPanel + n];
+      auto emit = [&](int64_t token, const float* sums) {
+        float* to = out + live[token] * columns + panel * kPanel;
+        if (scale == nullptr)
+          std::copy(sums, sums + width, to);
+        else
+          for (int64_t n = 0; n < width; ++n) to[n] = sums[n] * scale[panel * kPanel + n];
+      };
+      if constexpr (!std::is_same_v<W, float>) {
+        if (end - begin > kRows) {  // widened once, for many tokens
+          thread_local std::vector<float> wide;
+          wide.resize(depth * kPanel);
+          for (int64_t i = 0; i < depth * kPanel; i += kLanes) store(&wide[i], load(weights + i));
+          multiply_panel(packed.data(), wide.data(), weights + depth * kPanel, depth, begin, end,
+                         emit);
+          continue;
         }
       }
+      multiply_panel(packed.data(), weights, weights + depth * kPanel, depth, begin, end, emit);
     }
   });
 }

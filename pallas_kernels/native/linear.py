@@ -40,12 +40,17 @@ class PackedWeight:
         return found * self.scale[index][..., None] if self.scale.size else found
 
 
-def pack(weight: jax.Array) -> PackedWeight:
-    """A float32 weight [out, in] in panels."""
+def pack(weight: jax.Array, *, int8: bool = False) -> PackedWeight:
+    """A float32 weight [out, in] in panels; as int8, each row over a 127th of its largest element,
+    if asked for."""
+    scale = jnp.zeros(0, jnp.float32)
     num_out, num_in = weight.shape
+    if int8:
+        scale = jnp.maximum(jnp.max(jnp.abs(weight), axis=1), 1e-30) / 127
+        weight = jnp.round(weight / scale[:, None]).astype(jnp.int8)
     padded = jnp.pad(weight, ((0, -num_out % PANEL), (0, 0)))
     panels = padded.reshape(-1, PANEL, num_in).transpose(0, 2, 1)
-    return PackedWeight(panels, jnp.zeros(0, jnp.float32), num_out)
+    return PackedWeight(panels, scale, num_out)
 
 
 def linear_native(x: jax.Array, weight: PackedWeight) -> jax.Array:

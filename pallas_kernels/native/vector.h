@@ -7,6 +7,10 @@
 #include <cstring>
 #include <utility>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 namespace jaxserve {
 
 #if defined(__AVX512F__)
@@ -36,8 +40,19 @@ struct BFloat16 {
   uint16_t bits;
 };
 
+// GCC converts int8 vectors lane by lane unless told how.
 inline Vec load(const int8_t* p) {
-  return __builtin_convertvector(*reinterpret_cast<const Lanes<int8_t>*>(p), Vec);
+#if defined(__AVX512F__)
+  __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return reinterpret_cast<Vec>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+#elif defined(__AVX2__)
+  __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return reinterpret_cast<Vec>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+#else
+  Vec out;
+  for (int i = 0; i < kLanes; ++i) out[i] = p[i];
+  return out;
+#endif
 }
 
 using Float16 = _Float16;
