@@ -13,12 +13,23 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxserve.request import MAX_TOP_LOGPROBS
+from jaxserve.request import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LISTED_TOKENS,
+    MAX_TOP_LOGPROBS,
+    MAX_WAITING_STOPS,
+)
 
 NULL_PAGE = 0
 """Page 0 belongs to nobody: unused entries of a page table point here."""
 MAX_COUNT = 2**14 - 1
 """Times a token is counted at most: what fits an i16 beside the bit of the prompt."""
+NO_TOKEN = -1
+"""Stands where a list of tokens has fewer."""
+NUM_LISTED = MAX_LISTED_TOKENS + MAX_BAD_WORDS + MAX_WAITING_STOPS
+"""S: tokens with a rule of their own, at most; each of these limits holds by itself."""
+NUM_WORDS, WORD_TOKENS = MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -154,10 +165,22 @@ class LogitRules:
     Attributes:
         counts: i16[slots, V], twice how often a token has been drawn, plus 1 if the prompt has it.
         penalties: f32[slots, 3], presence, frequency and repetition; 0, 0 and 1 do nothing.
+        token_ids: i32[slots, S], tokens with a rule of their own, each once; `NO_TOKEN` at the end.
+        bias: f32[slots, S], added to their logits; -infinity bans.
+        banned_until: i32[slots, S], they are banned from positions below.
+        only_listed: bool[slots], every other token is banned.
+        bad_words: i32[slots, W, 16], tokens that may not follow each other, `NO_TOKEN` in front.
+        recent: i32[slots, 15], the newest tokens drawn, the newest last, `NO_TOKEN` in front.
     """
 
     counts: jax.Array
     penalties: jax.Array
+    token_ids: jax.Array
+    bias: jax.Array
+    banned_until: jax.Array
+    only_listed: jax.Array
+    bad_words: jax.Array
+    recent: jax.Array
 
 
 @struct.dataclass
@@ -199,7 +222,11 @@ class StepOutput:
 __all__ = [
     "MAX_COUNT",
     "MAX_TOP_LOGPROBS",
+    "NO_TOKEN",
     "NULL_PAGE",
+    "NUM_LISTED",
+    "NUM_WORDS",
+    "WORD_TOKENS",
     "BatchDescriptor",
     "DeviceState",
     "LayerPages",

@@ -1,4 +1,5 @@
-"""What a request's rules do to its logits before a token is drawn: penalties.
+"""What a request's rules do to its logits before a token is drawn, in this order: bans and biases
+of tokens, bad words, penalties.
 
 Whatever is in `LogitRules`, a step in which no row has rules reads and computes nothing of it.
 """
@@ -9,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxserve.batch import MAX_COUNT, BatchDescriptor, LogitRules
+from jaxserve.batch import MAX_COUNT, NO_TOKEN, BatchDescriptor, LogitRules
 
-NO_SLOT = 2**31 - 1
+NOWHERE = 2**31 - 1
+"""No slot, and no token: what is written there is dropped."""
 
 
 def count_fed(rules: LogitRules, last_token: jax.Array, batch: BatchDescriptor) -> LogitRules:
@@ -23,11 +25,14 @@ def count_fed(rules: LogitRules, last_token: jax.Array, batch: BatchDescriptor) 
         batch: the step's batch.
     """
     fed = batch.fed(last_token)
-    slot = jnp.where(batch.feed & batch.sampling.has_rules, batch.slot, NO_SLOT)
+    slot = jnp.where(batch.feed & batch.sampling.has_rules, batch.slot, NOWHERE)
     count = rules.counts.at[slot, fed].get(mode="fill", fill_value=0)
     count = jnp.where(count < 2 * MAX_COUNT, count + jnp.int16(2), count)
     counts = rules.counts.at[slot, fed].set(count, mode="drop")
-    return LogitRules(counts=counts, penalties=rules.penalties)
+    recent = rules.recent.at[slot].get(mode="fill", fill_value=NO_TOKEN)
+    recent = jnp.concatenate([recent[:, 1:], fed[:, None]], axis=-1)
+    recent = rules.recent.at[slot].set(recent, mode="drop")
+    return LogitRules(**(vars(rules) | {"counts": counts, "recent": recent}))
 
 
 def apply_rules(logits: jax.Array, rules: LogitRules, batch: BatchDescriptor) -> jax.Array:
@@ -38,9 +43,44 @@ def apply_rules(logits: jax.Array, rules: LogitRules, batch: BatchDescriptor) ->
     has_rules = batch.sampling.has_rules
 
     def apply() -> jax.Array:
-        return jnp.where(has_rules[:, None], _penalise(logits, rules, batch.slot), logits)
+        ruled = _list_tokens(logits, rules, batch)
+        ruled = _ban_words(ruled, rules, batch.slot)
+        ruled = _penalise(ruled, rules, batch.slot)
+        return jnp.where(has_rules[:, None], ruled, logits)
 
     return lax.cond(jnp.any(has_rules), apply, lambda: logits)
+
+
+def _list_tokens(logits: jax.Array, rules: LogitRules, batch: BatchDescriptor) -> jax.Array:
+    """Each listed token's own rule; in some rows all others are banned."""
+    ids, bias, until = (
+        x.at[batch.slot].get(mode="fill", fill_value=NO_TOKEN)
+        for x in (rules.token_ids, rules.bias, rules.banned_until)
+    )
+    only_listed = rules.only_listed.at[batch.slot].get(mode="fill", fill_value=False)
+    own = jnp.take_along_axis(logits, jnp.maximum(ids, 0), axis=-1) + bias
+    own = jnp.where(batch.kv_len[:, None] < until, -jnp.inf, own)  # [R, S]
+    others = jnp.where(only_listed[:, None], -jnp.inf, logits)
+    return others.at[_rows(ids), _places(ids)].set(own, mode="drop")
+
+
+def _ban_words(logits: jax.Array, rules: LogitRules, slot: jax.Array) -> jax.Array:
+    """Ban the tokens that would complete a bad word."""
+    words = rules.bad_words.at[slot].get(mode="fill", fill_value=NO_TOKEN)  # [R, W, 16]
+    recent = rules.recent.at[slot].get(mode="fill", fill_value=NO_TOKEN)
+    begun = (words[:, :, :-1] == NO_TOKEN) | (words[:, :, :-1] == recent[:, None])
+    last = jnp.where(jnp.all(begun, axis=-1), words[:, :, -1], NO_TOKEN)  # [R, W]
+    return logits.at[_rows(last), _places(last)].set(-jnp.inf, mode="drop")
+
+
+def _rows(ids: jax.Array) -> jax.Array:
+    """i32[R, 1]: the row of each of i32[R, n] tokens."""
+    return jnp.arange(ids.shape[0], dtype=jnp.int32)[:, None]
+
+
+def _places(ids: jax.Array) -> jax.Array:
+    """Tokens as indices: a negative one would count from the end."""
+    return jnp.where(ids == NO_TOKEN, NOWHERE, ids)
 
 
 def _penalise(logits: jax.Array, rules: LogitRules, slot: jax.Array) -> jax.Array:

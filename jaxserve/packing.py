@@ -8,7 +8,11 @@ import numpy as np
 
 from jaxserve.batch import (
     MAX_COUNT,
+    NO_TOKEN,
     NULL_PAGE,
+    NUM_LISTED,
+    NUM_WORDS,
+    WORD_TOKENS,
     BatchDescriptor,
     LogitRules,
     PageTable,
@@ -136,14 +140,40 @@ def sampling_arrays(settings: Seq[SamplingParams], num_rows: int) -> SamplingArr
 
 
 def pack_rules(sequence: Sequence, vocab_size: int) -> LogitRules:
-    """A sequence's rules for one slot, as numpy arrays; its tokens must all be known."""
+    """A sequence's rules for one slot; all of its tokens must be known."""
     sampling, tokens = sequence.request.sampling, np.frombuffer(sequence.tokens, np.int32)
-    counts = np.bincount(tokens[sequence.num_prompt :], minlength=vocab_size)
+    prompt, output = tokens[: sequence.num_prompt], tokens[sequence.num_prompt :]
+    counts = np.bincount(output, minlength=vocab_size)
     counts = np.minimum(counts, MAX_COUNT).astype(np.int16) * np.int16(2)
-    counts[tokens[: sequence.num_prompt]] |= 1
+    counts[prompt] |= 1
     penalties = (
         sampling.presence_penalty,
         sampling.frequency_penalty,
         sampling.repetition_penalty,
     )
-    return LogitRules(counts=counts, penalties=np.array(penalties, np.float32))
+    listed = sampling.listed_tokens()
+    first_stop = len(prompt) + sampling.min_tokens
+    waits = [first_stop if waits else 0 for _, waits in listed.values()]
+    words = [word for word in sampling.bad_words if len(word) > 1]
+    bad_words = np.full((NUM_WORDS, WORD_TOKENS), NO_TOKEN, np.int32)
+    for row, word in zip(bad_words, words, strict=False):
+        row[-len(word) :] = word
+    recent = np.full(WORD_TOKENS - 1, NO_TOKEN, np.int32)
+    newest = output[-len(recent) :]
+    recent[len(recent) - len(newest) :] = newest
+    return LogitRules(
+        counts=counts,
+        penalties=np.array(penalties, np.float32),
+        token_ids=_padded(list(listed), NO_TOKEN, np.int32),
+        bias=_padded([bias for bias, _ in listed.values()], 0, np.float32),
+        banned_until=_padded(waits, 0, np.int32),
+        only_listed=np.array(sampling.allowed_token_ids is not None),
+        bad_words=bad_words,
+        recent=recent,
+    )
+
+
+def _padded(values: Seq[float], fill: float, dtype: type) -> np.ndarray:
+    padded: np.ndarray = np.full(NUM_LISTED, fill, dtype)
+    padded[: len(values)] = values
+    return padded

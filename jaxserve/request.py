@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,13 @@ RefusalReason = Literal["late", "full", "deadline"]
 
 MAX_TOP_LOGPROBS = 20
 """Most alternatives a step reports per token: the compiled step always has room for these."""
+MAX_LISTED_TOKENS = 1024
+"""Most tokens that `logit_bias`, or `allowed_token_ids`, may list."""
+MAX_BAD_WORDS = 128
+"""Most sequences of tokens that are not to be drawn."""
+MAX_BAD_WORD_TOKENS = 16
+MAX_WAITING_STOPS = 128
+"""Most `stop_token_ids` that can be kept from coming before `min_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,10 @@ class SamplingParams:
         frequency_penalty: likewise, for each time it was drawn.
         repetition_penalty: what the logits of tokens drawn before or in the prompt are divided by
             where above 0, multiplied by where below. 1 changes nothing.
+        logit_bias: (token id, what is added to its logit), each id once.
+        allowed_token_ids: the only tokens that may come; None allows all.
+        bad_words: sequences of 1 to MAX_BAD_WORD_TOKENS tokens that the output never contains.
+        min_tokens: none of `stop_token_ids` comes before so many tokens.
     """
 
     max_tokens: int
@@ -47,12 +59,31 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
 
     @property
     def has_rules(self) -> bool:
         """Whether logits are changed before a token is drawn."""
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty
-        return penalties != (0.0, 0.0, 1.0)
+        return (
+            penalties != (0.0, 0.0, 1.0)
+            or bool(self.logit_bias or self.bad_words or self.min_tokens)
+            or self.allowed_token_ids is not None
+        )
+
+    def listed_tokens(self) -> dict[int, tuple[float, bool]]:
+        """Tokens with a rule of their own: what is added to their logits, and whether they have to
+        wait for `min_tokens`. Where only some are allowed, those."""
+        bias = dict(self.logit_bias)
+        bias |= {word[0]: -math.inf for word in self.bad_words if len(word) == 1}
+        waiting = set(self.stop_token_ids) if self.min_tokens else set()
+        listed = self.allowed_token_ids
+        if listed is None:
+            listed = tuple(sorted(waiting | bias.keys()))
+        return {token: (bias.get(token, 0.0), token in waiting) for token in listed}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ def token_event(sequence: Sequence, drawn: Drawn, reason: FinishReason | None) -
 def not_finite(request: Request) -> TokenEvent:
     """The last event of a request whose logits no token can be drawn from."""
     message = "the model's logits are not finite (NaN or infinity) for this request"
+    if request.sampling.has_rules:
+        message += ", or what it allows leaves no token to draw"
     return TokenEvent(request.request_id, None, finish_reason="error", message=message)
 
 

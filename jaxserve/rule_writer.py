@@ -16,16 +16,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.batch import DeviceState, LogitRules
+from jaxserve.batch import (
+    NO_TOKEN,
+    NUM_LISTED,
+    NUM_WORDS,
+    WORD_TOKENS,
+    DeviceState,
+    LogitRules,
+)
 from jaxserve.packing import pack_rules
 from jaxserve.sequence import Span
 
 
 def empty_rules(num_slots: int, vocab_size: int) -> LogitRules:
     """Rules that do nothing, on the device."""
+
+    def full(*shape: int, value: float, dtype: Any) -> jax.Array:
+        return jnp.full((num_slots, *shape), value, dtype)
+
     return LogitRules(
-        counts=jnp.zeros((num_slots, vocab_size), jnp.int16),
+        counts=full(vocab_size, value=0, dtype=jnp.int16),
         penalties=jnp.tile(jnp.array([0.0, 0.0, 1.0]), (num_slots, 1)),
+        token_ids=full(NUM_LISTED, value=NO_TOKEN, dtype=jnp.int32),
+        bias=full(NUM_LISTED, value=0, dtype=jnp.float32),
+        banned_until=full(NUM_LISTED, value=0, dtype=jnp.int32),
+        only_listed=full(value=False, dtype=jnp.bool_),
+        bad_words=full(NUM_WORDS, WORD_TOKENS, value=NO_TOKEN, dtype=jnp.int32),
+        recent=full(WORD_TOKENS - 1, value=NO_TOKEN, dtype=jnp.int32),
     )
 
 

@@ -49,6 +49,32 @@ class Tokenizer:
         self.add_bos = spec.add_bos
         self.has_chat_template = self._template is not None
 
+    def encode(self, text: str, *, param: str) -> list[int]:
+        """The ids of a piece of text, with nothing added.
+
+        Special tokens written in the text are recognised as such. `param` names the request's
+        field in errors.
+
+        Raises:
+            RequestError: the text is no valid Unicode, or needs ids the model lacks.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a "
+                "surrogate pair; send the whole character",
+                param=param,
+            ) from error
+        ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        if ids and max(ids) >= self.vocab_size:
+            raise RequestError(
+                f"the text contains token {self._tokenizer.id_to_token(max(ids))!r} with id "
+                f"{max(ids)}; the model has ids below {self.vocab_size}",
+                param=param,
+            )
+        return ids
+
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of a plain text prompt.
 
@@ -59,7 +85,7 @@ class Tokenizer:
         Raises:
             RequestError: the text is no valid Unicode, or needs ids the model lacks.
         """
-        ids = self._encode(text, param="prompt")
+        ids = self.encode(text, param="prompt")
         if self.add_bos and self._bos_id is not None and ids[:1] != [self._bos_id]:
             ids.insert(0, self._bos_id)
         return ids
@@ -82,7 +108,7 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             template_arguments=template_arguments,
         )
-        ids = self._encode(text, param="messages")
+        ids = self.encode(text, param="messages")
         if self._bos_id is None:
             return ids
         written = 0
@@ -142,24 +168,6 @@ class Tokenizer:
         return IncrementalDetokenizer(
             self._table, prompt_ids, skip_special_tokens=skip_special_tokens
         )
-
-    def _encode(self, text: str, *, param: str) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a "
-                "surrogate pair; send the whole character",
-                param=param,
-            ) from error
-        ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-        if ids and max(ids) >= self.vocab_size:
-            raise RequestError(
-                f"the text contains token {self._tokenizer.id_to_token(max(ids))!r} with id "
-                f"{max(ids)}; the model has ids below {self.vocab_size}",
-                param=param,
-            )
-        return ids
 
 
 def _load(tokenizer_json: str) -> HubTokenizer:

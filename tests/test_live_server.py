@@ -51,6 +51,31 @@ def test_completions_are_the_golden_texts(client, tokenizer, entry):
     assert "".join(chunk.choices[0].text for chunk in stream) == expected
 
 
+def test_biases_bans_and_penalties_reach_the_model(client, tokenizer):
+    def complete(max_tokens: int = 6, **fields):
+        fields = {"logit_bias": None} | fields
+        reply = client.completions.create(
+            model=MODEL, prompt="Order:", max_tokens=max_tokens, temperature=0, logprobs=0, **fields
+        )
+        return reply.choices[0]
+
+    assert complete(1, logit_bias={"7188": 100}).text == " tea"
+    plain = complete()
+    word = plain.logprobs.tokens[2].strip()
+    assert word and word not in complete(extra_body={"bad_words": [word]}).text
+    only = [*range(20, 30), 7188]
+    chosen = complete(extra_body={"allowed_token_ids": only}).logprobs.tokens
+    assert set(chosen) <= {tokenizer.decode([token]) for token in only}
+    looped = complete(12, logit_bias={"7188": 100})
+    assert looped.text == " tea" * 12
+    varied = complete(60, logit_bias={"7188": 20}, frequency_penalty=2).logprobs.tokens
+    assert 1 < varied.count(" tea") < 60
+    ended = complete(20, logit_bias={"2": 100})
+    assert (ended.text, ended.finish_reason) == ("", "stop")
+    later = complete(20, logit_bias={"2": 100}, extra_body={"min_tokens": 5})
+    assert len(later.logprobs.tokens) == 6 and later.finish_reason == "stop"
+
+
 @pytest.mark.parametrize("entry", GOLDEN["chats"], ids=["one turn", "short", "long"])
 def test_chats_are_the_golden_texts(client, tokenizer, entry):
     asked = {"model": MODEL, "messages": entry["messages"], "temperature": 0, "max_tokens": 24}

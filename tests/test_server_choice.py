@@ -108,3 +108,41 @@ def test_the_usage_chunk_has_no_choices():
         "total_tokens": 3,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
+
+
+def test_what_is_asked_of_the_logits_reaches_the_engine():
+    generation = completion(
+        n=2,
+        presence_penalty=0.5,
+        frequency_penalty=-0.25,
+        repetition_penalty=1.5,
+        logit_bias={"7": 2, "299": -100},
+        allowed_token_ids=[7, 8, 7],
+        bad_words=["ab", " c"],
+        min_tokens=3,
+        stop_token_ids=[9],
+    )
+    for sampling in (request.sampling for request in generation.requests):
+        assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.25)
+        assert sampling.repetition_penalty == 1.5
+        assert sampling.logit_bias == ((7, 2.0), (299, -100.0))
+        assert sampling.allowed_token_ids == (7, 8)
+        assert sampling.bad_words == tuple(tuple(w) for w in (b"ab", b" ab", b"c", b" c"))
+        assert (sampling.min_tokens, sampling.stop_token_ids) == (3, (EOS, 9))
+        assert sampling.has_rules
+
+
+def test_a_request_that_asks_for_nothing_special_has_no_rules():
+    plain = completion(presence_penalty=0, repetition_penalty=1, logit_bias={}, bad_words=[])
+    assert not plain.requests[0].sampling.has_rules
+    assert completion(allowed_token_ids=[5]).requests[0].sampling.has_rules
+
+
+def test_stop_strings_count_after_min_tokens_only():
+    text = b"abcabcabc"
+    for least, shown in ((0, "ab"), (2, "ab"), (3, "abcab"), (5, "abcab"), (6, "abcabcab")):
+        choice = Choice(completion(stop="c", min_tokens=least), 0, TOKENIZER)
+        for i, token in enumerate(text):
+            choice.push(TokenEvent("", token, finish_reason="length" if i == 8 else None))
+        delta = choice.take()
+        assert (delta.text, delta.finish_reason) == (shown, "stop")

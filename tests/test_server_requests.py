@@ -5,7 +5,7 @@ import threading
 import pytest
 from toy_model import MAX_CONTEXT
 from toy_server import refusal, running_server
-from toy_worker import SLOW, VOCAB_SIZE
+from toy_worker import EOS, SLOW, VOCAB_SIZE
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -70,6 +70,47 @@ def test_the_first_and_last_ids_are_accepted(server):
 @pytest.mark.parametrize("ids", [[VOCAB_SIZE], [-1], [5, 2**40]])
 def test_stop_token_ids_outside_the_vocabulary_are_refused(server, ids):
     refusal(server.complete("a", stop_token_ids=ids), "stop_token_ids")
+
+
+@pytest.mark.parametrize(
+    ("bias", "offender"),
+    [
+        ({str(VOCAB_SIZE): 5}, str(VOCAB_SIZE)),
+        ({"-1": 5}, "-1"),
+        ({"x": 1}, "'x'"),
+        ({"07": 1}, "'07'"),
+        ({" 7": 1}, "' 7'"),
+        ({"\u0667": 1}, "\u0667"),
+        ({"9" * 5000: 1}, "9" * 40),
+        ({"5": 1e9}, "between -100 and 100"),
+        ({"5": -100.5}, "between -100 and 100"),
+        ({"5": None}, "null"),
+        ({"5": "1"}, "str"),
+        ({"5": True}, "bool"),
+        ([5], "array"),
+        ({str(i): 1 for i in range(1025)}, "1024"),
+    ],
+    ids=str,
+)
+def test_a_bias_on_what_is_no_token_is_refused(server, bias, offender):
+    assert offender in refusal(server.complete("a", logit_bias=bias), "logit_bias")
+    assert offender in refusal(server.chat("a", logit_bias=bias), "logit_bias")
+
+
+def test_a_bias_on_the_first_and_last_ids_is_accepted(server):
+    for bias in ({}, {"0": -100, str(VOCAB_SIZE - 1): 100}):
+        assert server.complete("ab", logit_bias=bias).text() == "ab"
+
+
+def test_settings_that_leave_no_token_are_refused(server):
+    banned = {"allowed_token_ids": [ord("a")], "bad_words": ["a"]}
+    assert "bans every one" in refusal(server.complete("x", **banned), "allowed_token_ids")
+    only_stops = {"allowed_token_ids": [EOS, 5], "stop_token_ids": [5], "min_tokens": 1}
+    assert "nothing is left" in refusal(server.complete("x", **only_stops), "min_tokens")
+    assert server.complete("x", **only_stops, ignore_eos=True).status == 200
+    many = {"stop_token_ids": list(range(128))}
+    assert server.complete("x", **many).status == 200
+    assert "128" in refusal(server.complete("x", min_tokens=1, **many), "stop_token_ids")
 
 
 def test_a_neighbour_is_unchanged_by_refusals(server):
@@ -178,6 +219,17 @@ def test_other_temperatures_are_taken_as_they_are(server, temperature):
         ("presence_penalty", [-2.1, 2.1, "0", True], [-2, 0.5, 2]),
         ("frequency_penalty", [-2.1, 2.1, "0", False], [-2, 1e-3, 2]),
         ("repetition_penalty", [0, -1, 0.009, 101, True], [0.01, 1, 1.1, 100]),
+        ("min_tokens", [-1, 21, 1.5, "1", True], [0, 2]),
+        (
+            "bad_words",
+            ["a", [1], [""], ["  "], ["x" * 16], [str(i) for i in range(65)], ["a"] * 129],
+            [[], ["zebra"], [str(i) for i in range(64)]],
+        ),
+        (
+            "allowed_token_ids",
+            [[], [VOCAB_SIZE], [-1], [2**40], ["1"], 5, [5] * 1025],
+            [[0, VOCAB_SIZE - 1], list(range(VOCAB_SIZE))],
+        ),
         ("n", [0, -1, 129, True, "2"], [1, 2]),
         ("seed", [2**63, -(2**63) - 1, 1.5, "1"], [0, -1, 2**63 - 1, -(2**63)]),
         ("stop", ["", ["a", ""], ["x"] * 17, [1], 3, "x" * 257], [[], "x", ["x"] * 16]),

@@ -45,6 +45,9 @@ MODEL = ModelConfig(
 class ToyTokenizer:
     """Bytes 0 to 255, EOS, and a few pieces. Text is encoded byte by byte."""
 
+    def encode(self, text: str, *, param: str) -> list[int]:
+        return list(text.encode())
+
     def encode_prompt(self, text: str) -> list[int]:
         return list(text.encode())
 

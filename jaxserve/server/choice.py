@@ -59,6 +59,7 @@ class Choice:
         self._stops: StopStrings | None = None
         if generation.stop:
             self._stops = StopStrings(generation.stop, include_stop=generation.include_stop)
+        self._min_tokens = generation.requests[index].sampling.min_tokens
         self._scores = generation.top_logprobs is not None
         self._text = ""
         if generation.echo:
@@ -112,7 +113,7 @@ class Choice:
 
     def _show(self, text: str) -> None:
         self._offset += len(text)
-        if self._stops is None:
+        if self._stops is None or self.num_tokens <= self._min_tokens:
             self._text += text
             return
         shown, matched = self._stops.push(text)

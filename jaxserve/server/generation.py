@@ -67,7 +67,8 @@ def plan_completion(
     n = within("n", body.n, 1, MAX_N, default=1)
     if body.best_of not in (None, n):
         raise RequestError(
-            f"best_of is not supported (found {body.best_of}): leave it out or send n, {n}",
+            f"best_of is not supported (found {body.best_of}): all that is generated is answered; "
+            f"leave it out or send n, {n}",
             param="best_of",
         )
     top_logprobs = body.logprobs
@@ -83,6 +84,7 @@ def plan_completion(
         body,
         prompts,
         n,
+        tokenizer,
         limits,
         max_tokens=body.max_tokens,
         top_logprobs=top_logprobs,
@@ -112,6 +114,7 @@ def plan_chat(body: ChatBody, tokenizer: Tokenizer, limits: Limits, caller: str 
         body,
         prompts,
         n,
+        tokenizer,
         limits,
         max_tokens=max_tokens,
         top_logprobs=top_logprobs if body.logprobs else None,
@@ -124,6 +127,7 @@ def plan(
     body: CompletionBody | ChatBody,
     prompts: tuple[Prompt, ...],
     n: int,
+    tokenizer: Tokenizer,
     limits: Limits,
     *,
     max_tokens: int | None,
@@ -140,7 +144,7 @@ def plan(
         )
     chat = isinstance(body, ChatBody)
     answer_id = prefix + secrets.token_hex(12)
-    sampling = sampling_params(body, limits, top_logprobs)
+    sampling = sampling_params(body, tokenizer, limits, top_logprobs)
     seeds = choice_seeds(body.seed, len(prompts), n)
     ask = Request(
         "",
@@ -154,6 +158,7 @@ def plan(
     requests: list[Request] = []
     for prompt_index, prompt in enumerate(prompts):
         length = output_length(len(prompt.ids), max_tokens, limits.max_context, chat=chat)
+        within("min_tokens", sampling.min_tokens, 0, length, default=0)
         for seed in seeds[prompt_index * n : (prompt_index + 1) * n]:
             params = replace(sampling, max_tokens=length, seed=seed)
             name = f"{answer_id}-{len(requests)}"

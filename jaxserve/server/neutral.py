@@ -17,13 +17,9 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         # Sampling.
         "length_penalty": (1,),
-        "logit_bias": ({},),
         "logits_processors": ([],),
         "use_beam_search": (False,),
         "early_stopping": (False,),
-        "min_tokens": (0,),
-        "bad_words": ([],),
-        "allowed_token_ids": (),
         "typical_p": (1,),
         "prompt_logprobs": (),
         "truncate_prompt_tokens": (),

@@ -66,6 +66,10 @@ class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    min_tokens: Int | None = None
     seed: Int | None = None
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool | None = None
@@ -99,6 +103,10 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    min_tokens: Int | None = None
     seed: Int | None = None
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool | None = None

@@ -7,8 +7,10 @@ import math
 from jaxserve.errors import RequestError
 from jaxserve.request import SamplingParams
 from jaxserve.server.limits import Limits, within
+from jaxserve.server.listed import allowed_token_ids, bad_words, check_listed, logit_bias
 from jaxserve.server.openai import ChatBody, CompletionBody
 from jaxserve.server.prompts import check_vocabulary
+from jaxserve.server.text import Tokenizer
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: logits divided by less would overflow."""
@@ -17,7 +19,10 @@ REPETITION_PENALTIES = (0.01, 100.0)
 
 
 def sampling_params(
-    body: CompletionBody | ChatBody, limits: Limits, top_logprobs: int | None
+    body: CompletionBody | ChatBody,
+    tokenizer: Tokenizer,
+    limits: Limits,
+    top_logprobs: int | None,
 ) -> SamplingParams:
     """The settings all choices share; max_tokens and seed are still to be filled in."""
     temperature = within("temperature", body.temperature, 0.0, math.inf, default=1.0)
@@ -28,7 +33,7 @@ def sampling_params(
     stop_ids = body.stop_token_ids or []
     check_vocabulary(stop_ids, "stop_token_ids", limits.vocab_size, param="stop_token_ids")
     eos_ids = () if body.ignore_eos else limits.eos_ids
-    return SamplingParams(
+    sampling = SamplingParams(
         max_tokens=1,
         temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
         top_k=max(top_k, 0),  # -1 is vLLM's spelling of "all"
@@ -41,6 +46,12 @@ def sampling_params(
         repetition_penalty=within(
             "repetition_penalty", body.repetition_penalty, *REPETITION_PENALTIES, default=1.0
         ),
+        logit_bias=logit_bias(body.logit_bias, limits),
+        allowed_token_ids=allowed_token_ids(body.allowed_token_ids, limits),
+        bad_words=bad_words(body.bad_words, tokenizer),
+        min_tokens=within("min_tokens", body.min_tokens, 0, limits.max_context, default=0),
         stop_token_ids=tuple(dict.fromkeys([*eos_ids, *stop_ids])),
         top_logprobs=top_logprobs,
     )
+    check_listed(sampling)
+    return sampling

@@ -21,6 +21,8 @@ class Detokenizer(Protocol):
 class Tokenizer(Protocol):
     """The methods of `jaxserve.tokenizer.Tokenizer` that the server calls."""
 
+    def encode(self, text: str, *, param: str) -> list[int]: ...
+
     def encode_prompt(self, text: str) -> list[int]: ...
 
     def encode_chat(
@@ -42,6 +44,9 @@ class Tokenizer(Protocol):
 
 class BareIds:
     """Stands in for the tokenizer of a model without one: text is the ids, a space after each."""
+
+    def encode(self, text: str, *, param: str) -> list[int]:
+        raise RequestError("this model has no tokenizer: there are no words", param=param)
 
     def encode_prompt(self, text: str) -> list[int]:
         raise RequestError("this model has no tokenizer: send the prompt as token ids")
