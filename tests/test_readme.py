@@ -12,6 +12,8 @@ import pytest
 from live import LiveServer
 
 from jaxserve.cli import make_parser
+from jaxserve.server.neutral import NEUTRAL
+from jaxserve.server.openai import ChatBody, CompletionBody, StreamOptions
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -78,3 +80,20 @@ def test_every_file_the_readme_names_exists():
         assert (ROOT / "jaxserve" / name).exists() or (ROOT / name).exists(), name
     for link in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / link).exists(), link
+
+
+def test_the_table_has_every_parameter_and_says_where_it_is_honoured():
+    rows = re.findall(r"^\| (`.*?`) \| ([CM ]+) \|", README, re.MULTILINE)
+    where = {name: of for names, of in rows for name in re.findall(r"`(\w+)`", names)}
+    completion, chat = set(CompletionBody.__struct_fields__), set(ChatBody.__struct_fields__)
+    assert where.keys() == completion | chat
+    for name, of in where.items():
+        assert of.split() == ["C"] * (name in completion) + ["M"] * (name in chat), name
+    options = next(line for line in README.splitlines() if line.startswith("| `stream_options`"))
+    assert all(f"`{name}`" in options for name in StreamOptions.__struct_fields__)
+
+
+def test_the_readme_names_every_parameter_that_may_ask_for_nothing_only():
+    (named,) = re.findall(r"may ask for nothing only: (.*?)\. Whatever", README, re.DOTALL)
+    one_endpoint_only = set(ChatBody.__struct_fields__) | set(CompletionBody.__struct_fields__)
+    assert set(re.findall(r"`(\w+)`", named)) == NEUTRAL.keys() - one_endpoint_only
