@@ -85,6 +85,8 @@ class BatchDescriptor:
         slot: i32[R], the row's place in per-sequence device state. Empty rows: out of range.
         feed: bool[R], the row's last token is the one sampled for its slot in an earlier step,
             which the host has not seen yet; its entry in `token_ids` means nothing.
+        next_token: i32[R], the token of the prompt that follows the row's last one, 0 at its end;
+            `NO_TOKEN` if nobody wants the log-probabilities of the prompt.
         sampling: per-row settings, each [R].
     """
 
@@ -95,6 +97,7 @@ class BatchDescriptor:
     kv_len: jax.Array
     slot: jax.Array
     feed: jax.Array
+    next_token: jax.Array
     sampling: SamplingArrays
 
     @property
@@ -199,6 +202,21 @@ class DeviceState:
 
 
 @struct.dataclass
+class PromptScores:
+    """Of every token of a step, about the token after it. Zeros where nobody asked.
+
+    Attributes:
+        logprobs: f32[T], natural log-probability of the token that follows in the prompt.
+        top_ids: i32[T, MAX_TOP_LOGPROBS], the likeliest tokens, likeliest first.
+        top_logprobs: f32[T, MAX_TOP_LOGPROBS], theirs.
+    """
+
+    logprobs: jax.Array
+    top_ids: jax.Array
+    top_logprobs: jax.Array
+
+
+@struct.dataclass
 class StepOutput:
     """What one step tells the host.
 
@@ -209,6 +227,7 @@ class StepOutput:
         top_ids: i32[R, MAX_TOP_LOGPROBS], the likeliest tokens, likeliest first.
         top_logprobs: f32[R, MAX_TOP_LOGPROBS], theirs. Logprob fields are zeros in a step where
             no row asked for them.
+        prompt: `PromptScores`; () of a step that cannot tell: requests that ask are refused then.
         aux: whatever else a step function returns, any pytree. The default step returns ().
     """
 
@@ -216,6 +235,7 @@ class StepOutput:
     logprobs: jax.Array
     top_ids: jax.Array
     top_logprobs: jax.Array
+    prompt: PromptScores | tuple[()] = ()
     aux: Any = ()
 
 
@@ -232,6 +252,7 @@ __all__ = [
     "LayerPages",
     "LogitRules",
     "PageTable",
+    "PromptScores",
     "SamplingArrays",
     "StepOutput",
     "StepShape",

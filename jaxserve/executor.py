@@ -19,6 +19,7 @@ from jaxserve.models.attention import empty_pages
 from jaxserve.models.llama import Params
 from jaxserve.packing import choose_shape, pack
 from jaxserve.page_mover import PageMover
+from jaxserve.request import PromptLogprob
 from jaxserve.rule_writer import RuleWriter, empty_rules
 from jaxserve.sequence import Drawn, Span
 from jaxserve.step import StepFn, compile_step
@@ -105,22 +106,49 @@ class JaxExecutor:
         self._mover.settle()
         self.last_aux = output.aux
         token_ids = np.asarray(output.token_ids).tolist()
+        prompts = self._prompt_logprobs(launched)
         wanted = [span.sequence.request.sampling.top_logprobs for span in launched.spans]
         if all(top is None for top in wanted):
-            return [Drawn(token_id) for token_id in token_ids[: len(wanted)]]
+            return [
+                Drawn(token_id, prompt_logprobs=prompts.get(row, ()))
+                for row, token_id in enumerate(token_ids[: len(wanted)])
+            ]
         logprobs, top_ids, top_logprobs = (
             np.asarray(x).tolist() for x in (output.logprobs, output.top_ids, output.top_logprobs)
         )
         return [
-            Drawn(token_ids[row])
+            Drawn(token_ids[row], prompt_logprobs=prompts.get(row, ()))
             if top is None
             else Drawn(
                 token_ids[row],
                 logprobs[row],
                 tuple(zip(top_ids[row][:top], top_logprobs[row][:top], strict=True)),
+                prompts.get(row, ()),
             )
             for row, top in enumerate(wanted)
         ]
+
+    def _prompt_logprobs(self, launched: Launched) -> dict[int, tuple[PromptLogprob, ...]]:
+        """Of the rows that ask."""
+        scores, found = launched.output.prompt, {}
+        if not any(span.scores_prompt for span in launched.spans) or isinstance(scores, tuple):
+            return {}
+        logprobs, ids, best = map(
+            np.asarray, (scores.logprobs, scores.top_ids, scores.top_logprobs)
+        )
+        start = 0
+        for row, span in enumerate(launched.spans):
+            if span.scores_prompt:
+                top = span.sequence.request.sampling.prompt_logprobs
+                stop = start + min(span.stop, span.sequence.num_prompt - 1) - span.start
+                found[row] = tuple(
+                    PromptLogprob(logprob, tuple(zip(ids[:top], best[:top], strict=True)))
+                    for logprob, ids, best in zip(
+                        *(x[start:stop].tolist() for x in (logprobs, ids, best)), strict=True
+                    )
+                )
+            start += span.num_tokens
+        return found
 
 
 def empty_state(

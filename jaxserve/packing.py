@@ -92,6 +92,7 @@ def pack(spans: Seq[Span], shape: StepShape) -> tuple[BatchDescriptor, PageTable
         kv_len=first + lengths,
         slot=slot,
         feed=feed,
+        next_token=_next_tokens(spans, shape.num_rows),
         sampling=sampling_arrays(
             [span.sequence.request.sampling if span.draws else NEUTRAL for span in spans],
             shape.num_rows,
@@ -111,6 +112,15 @@ def _token_ids(spans: Seq[Span], row_start: np.ndarray, num_tokens: int) -> np.n
             tokens = np.frombuffer(span.sequence.tokens, np.int32)
             token_ids[start : start + span.num_tokens] = tokens[span.start : span.stop]
     return token_ids
+
+
+def _next_tokens(spans: Seq[Span], num_rows: int) -> np.ndarray:
+    following = np.full(num_rows, NO_TOKEN, np.int32)
+    for row, span in enumerate(spans):
+        if span.scores_prompt:
+            prompt = span.sequence.request.prompt_ids
+            following[row] = prompt[span.stop] if span.stop < len(prompt) else 0
+    return following
 
 
 def _page_table(spans: Seq[Span], shape: StepShape) -> PageTable:

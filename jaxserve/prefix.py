@@ -31,13 +31,18 @@ class PrefixReuse:
 
     def prepare(self, sequence: Sequence) -> None:
         """Label the prompt of a new sequence."""
-        if not self._enabled:
+        if not self._shares(sequence):
             return
         self._extend_labels(sequence)
         full = (sequence.num_prompt - 1) // self._pool.page_size
         parent = self._parent_label(sequence, full)
         tail = sequence.tokens[full * self._pool.page_size :]
         sequence.tail_label = hashlib.sha256(parent + tail.tobytes()).digest()
+
+    def _shares(self, sequence: Sequence) -> bool:
+        """Whether the sequence has a part in this. One that wants to know how likely its prompt is
+        computes all of it."""
+        return self._enabled and sequence.request.sampling.prompt_logprobs is None
 
     def missing(self, sequence: Sequence) -> int:
         """Free pages that the sequence's known tokens will take, neither shared nor promised."""
@@ -67,7 +72,7 @@ class PrefixReuse:
             Whether the sequence should compute on. False: another one is computing its next page.
         """
         page_size = self._pool.page_size
-        if not self._enabled or sequence.num_computed != len(sequence.pages) * page_size:
+        if not self._shares(sequence) or sequence.num_computed != len(sequence.pages) * page_size:
             return True
         stop = self._num_findable(sequence)
         for page in self._pool.find_run(sequence.labels[len(sequence.pages) : stop]):
@@ -93,7 +98,7 @@ class PrefixReuse:
 
     def landed(self, sequence: Sequence, num_tokens: int) -> None:
         """The first `num_tokens` tokens of a running sequence are computed: let them be found."""
-        if not self._enabled:
+        if not self._shares(sequence):
             return
         num_full = num_tokens // self._pool.page_size
         if num_full > sequence.num_labelled:

@@ -28,7 +28,7 @@ class SamplingParams:
     """How tokens are drawn and when drawing ends. Already validated, all defaults resolved.
 
     Attributes:
-        max_tokens: tokens to generate at most, >= 1.
+        max_tokens: tokens to generate at most; 0 computes the prompt only.
         temperature: 0 is greedy. Otherwise >= 1e-5.
         top_k: keep the k likeliest tokens. 0 keeps all.
         top_p: keep the likeliest tokens that together reach this probability. 1 keeps all.
@@ -38,6 +38,7 @@ class SamplingParams:
             among them unless the client asked to ignore EOS.
         top_logprobs: alternatives to report for each token, 0 to MAX_TOP_LOGPROBS; None reports
             no log-probabilities at all.
+        prompt_logprobs: the same for each token of the prompt but the first, which has none.
         presence_penalty: taken off the logit of every token drawn before. 0 takes nothing.
         frequency_penalty: likewise, for each time it was drawn.
         repetition_penalty: what the logits of tokens drawn before or in the prompt are divided by
@@ -56,6 +57,7 @@ class SamplingParams:
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -109,16 +111,26 @@ class Request:
     deadline: float | None = None
 
 
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """How likely a token of a prompt was after those before it, and which were likeliest."""
+
+    logprob: float
+    top_logprobs: tuple[tuple[int, float], ...]
+
+
 class TokenEvent(msgspec.Struct, frozen=True):
     """One generated token, or the end of a request.
 
     Attributes:
         request_id: whose.
-        token_id: the token, or None if the request ended without one (abort, error).
+        token_id: the token, or None if the request ended without one (abort, error, or nothing
+            was to be generated: then the reason is "length").
         logprob: natural log-probability of the token under the untempered model, if asked for.
         top_logprobs: (token id, log-probability) of the likeliest tokens, likeliest first.
         finish_reason: set on a request's last event, else None.
         num_cached: on a request's first token: prompt tokens that need not be computed.
+        prompt_logprobs: on a request's first event, if asked for: of every prompt token but the
+            first, in order.
         queued: on a request's first token: seconds from its arrival until it was admitted.
         message: why, when finish_reason is "error".
         refusal: set if the request was not let in, or was given up for its deadline.
@@ -131,6 +143,7 @@ class TokenEvent(msgspec.Struct, frozen=True):
     top_logprobs: tuple[tuple[int, float], ...] = ()
     finish_reason: FinishReason | None = None
     num_cached: int = 0
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
     queued: float = 0.0
     message: str = ""
     refusal: RefusalReason | None = None

@@ -26,8 +26,27 @@ def token_event(sequence: Sequence, drawn: Drawn, reason: FinishReason | None) -
         drawn.top_logprobs,
         reason,
         num_cached=sequence.num_cached if is_first else 0,
+        prompt_logprobs=tuple(sequence.prompt_logprobs.values()) if is_first else (),
         queued=sequence.admitted - sequence.arrived if is_first else 0.0,
     )
+
+
+def prompt_only(sequence: Sequence) -> TokenEvent:
+    """The only event of a request for no tokens."""
+    return TokenEvent(
+        sequence.request.request_id,
+        None,
+        finish_reason="length",
+        num_cached=sequence.num_cached,
+        prompt_logprobs=tuple(sequence.prompt_logprobs.values()),
+        queued=sequence.admitted - sequence.arrived,
+    )
+
+
+def not_scored(request: Request) -> TokenEvent:
+    """The last event of a request for what the server's step function does not tell."""
+    message = "the step function of this server tells no log-probabilities of prompts"
+    return TokenEvent(request.request_id, None, finish_reason="error", message=message)
 
 
 def not_finite(request: Request) -> TokenEvent:

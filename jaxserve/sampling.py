@@ -52,21 +52,26 @@ def token_logprobs(
         f32[R] of `token_ids`, then i32[R, 20] and f32[R, 20] of the likeliest tokens, likeliest
         first; zeros at the end where V < 20. All zeros if no row asks for any.
     """
-    num_rows, vocab_size = logits.shape
-    count = min(MAX_TOP_LOGPROBS, vocab_size)
+    return lax.cond(
+        jnp.any(sampling.top_logprobs >= 0),
+        lambda: likeliest(logits, token_ids),
+        lambda: likeliest(None, token_ids),
+    )
+
+
+def likeliest(
+    logits: jax.Array | None, token_ids: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What `token_logprobs` returns, whoever asks, of f32[R, V] logits; zeros of None."""
+    if logits is None:
+        top = (token_ids.shape[0], MAX_TOP_LOGPROBS)
+        return jnp.zeros(top[0]), jnp.zeros(top, jnp.int32), jnp.zeros(top)
+    count = min(MAX_TOP_LOGPROBS, logits.shape[-1])
     pad = ((0, 0), (0, MAX_TOP_LOGPROBS - count))
-
-    def compute() -> tuple[jax.Array, jax.Array, jax.Array]:
-        norm = jax.nn.logsumexp(logits, axis=-1)
-        chosen = jnp.take_along_axis(logits, jnp.maximum(token_ids, 0)[:, None], axis=-1)[:, 0]
-        top, ids = lax.top_k(logits, count)
-        return chosen - norm, jnp.pad(ids, pad), jnp.pad(top - norm[:, None], pad)
-
-    def skip() -> tuple[jax.Array, jax.Array, jax.Array]:
-        top = (num_rows, MAX_TOP_LOGPROBS)
-        return jnp.zeros(num_rows), jnp.zeros(top, jnp.int32), jnp.zeros(top)
-
-    return lax.cond(jnp.any(sampling.top_logprobs >= 0), compute, skip)
+    norm = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.take_along_axis(logits, jnp.maximum(token_ids, 0)[:, None], axis=-1)[:, 0]
+    best, ids = lax.top_k(logits, count)
+    return chosen - norm, jnp.pad(ids, pad), jnp.pad(best - norm[:, None], pad)
 
 
 def _filter(distance: jax.Array, sampling: SamplingArrays) -> jax.Array:

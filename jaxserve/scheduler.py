@@ -21,7 +21,14 @@ from jaxserve.pages import PagePool
 from jaxserve.policy import Allowance, Load, NoPromise, Policy, Refusal
 from jaxserve.prefix import PrefixReuse
 from jaxserve.request import Request, TokenEvent
-from jaxserve.results import not_finite, overdue, reason_to_stop, token_event
+from jaxserve.results import (
+    not_finite,
+    not_scored,
+    overdue,
+    prompt_only,
+    reason_to_stop,
+    token_event,
+)
 from jaxserve.sequence import Drawn, Sequence, Span
 from jaxserve.shares import share_out
 from jaxserve.swap import Move, SwapCost, SwapSpace
@@ -167,6 +174,8 @@ class Scheduler:
             sequence = span.sequence
             if sequence.slot >= 0:  # a sequence preempted meanwhile has no pages to show
                 self._prefix.landed(sequence, span.stop)
+            for position, score in enumerate(result.prompt_logprobs, span.start + 1):
+                sequence.prompt_logprobs[position] = score
             if not span.draws:
                 continue
             sequence.num_unseen -= 1
@@ -175,6 +184,16 @@ class Scheduler:
         return events
 
     def _take(self, sequence: Sequence, drawn: Drawn) -> TokenEvent:
+        sampling = sequence.request.sampling
+        scored = sampling.prompt_logprobs is None or sequence.first_token is not None
+        if not scored and len(sequence.prompt_logprobs) < sequence.num_prompt - 1:
+            self._finish(sequence)
+            return not_scored(sequence.request)
+        if sampling.max_tokens == 0:
+            sequence.first_token = self.clock()
+            self.policy.observe_first_token(sequence, sequence.first_token)
+            self._finish(sequence)
+            return prompt_only(sequence)
         if drawn.token_id < 0:
             self._finish(sequence)
             return not_finite(sequence.request)

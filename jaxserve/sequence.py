@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from jaxserve.request import Request
+from jaxserve.request import PromptLogprob, Request
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +33,7 @@ class Sequence:
         arrived: when it came, in seconds of the scheduler's clock.
         admitted: when it was first given a slot.
         first_token: when its first token was seen; None before.
+        prompt_logprobs: of its prompt's tokens, by position, as far as they are computed.
     """
 
     request: Request
@@ -53,6 +54,7 @@ class Sequence:
     arrived: float = 0.0
     admitted: float = 0.0
     first_token: float | None = None
+    prompt_logprobs: dict[int, PromptLogprob] = field(default_factory=dict)
 
     @property
     def num_known(self) -> int:
@@ -109,10 +111,22 @@ class Span(msgspec.Struct, frozen=True):
     def num_tokens(self) -> int:
         return self.stop - self.start
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of prompt tokens are wanted of it, and were not told before."""
+        sequence = self.sequence
+        wanted = sequence.request.sampling.prompt_logprobs is not None
+        return wanted and self.start < sequence.num_prompt - 1 and sequence.first_token is None
+
 
 class Drawn(msgspec.Struct, frozen=True):
-    """What a step reports for one span: a token, and log-probabilities where asked for."""
+    """What a step reports for one span: a token, and log-probabilities where asked for.
+
+    `prompt_logprobs` are of the prompt tokens from the span's second one on, and of the one that
+    follows it.
+    """
 
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()

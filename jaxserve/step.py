@@ -11,11 +11,13 @@ from jaxserve.batch import (
     DeviceState,
     LayerPages,
     PageTable,
+    PromptScores,
     StepOutput,
 )
 from jaxserve.logit_rules import apply_rules, count_fed
 from jaxserve.models.decoder import Decoder, Model
 from jaxserve.models.llama import Params
+from jaxserve.prompt_scores import score_prompts
 from jaxserve.sampling import sample, token_logprobs
 
 
@@ -50,7 +52,8 @@ def make_step(model: Model) -> StepFn:
         token_ids = batch.fed_token_ids(state.last_token)
         hidden, layers = model.forward(params, state.layers, token_ids, batch, page_table)
         logits = model.unembed(params, batch.last_hidden(hidden))
-        return draw(logits, state, layers, batch)
+        prompt = score_prompts(hidden, token_ids, batch, lambda x: model.unembed(params, x))
+        return draw(logits, state, layers, batch, prompt)
 
     return step
 
@@ -60,6 +63,8 @@ def draw(
     state: DeviceState,
     layers: tuple[LayerPages, ...],
     batch: BatchDescriptor,
+    prompt: PromptScores | tuple[()] = (),
+    *,
     aux: Any = (),
 ) -> tuple[StepOutput, DeviceState]:
     """How a step ends: a token for every row, remembered in the row's slot.
@@ -70,7 +75,7 @@ def draw(
         state: the state the step was given.
         layers: its cache, this step's keys and values written.
         batch: the step's batch.
-        aux: passed on to `StepOutput.aux`.
+        prompt, aux: passed on to `StepOutput`.
     """
     # A drawn token's position is the number of tokens before it.
     rules = count_fed(state.rules, state.last_token, batch)
@@ -78,7 +83,7 @@ def draw(
     token_ids = sample(ruled, batch.kv_len, batch.sampling)
     logprobs, top_ids, top_logprobs = token_logprobs(logits, token_ids, batch.sampling)
     last_token = state.last_token.at[batch.slot].set(token_ids, mode="drop")
-    output = StepOutput(token_ids, logprobs, top_ids, top_logprobs, aux)
+    output = StepOutput(token_ids, logprobs, top_ids, top_logprobs, prompt, aux)
     return output, DeviceState(layers, last_token, rules)
 
 

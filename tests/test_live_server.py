@@ -51,6 +51,21 @@ def test_completions_are_the_golden_texts(client, tokenizer, entry):
     assert "".join(chunk.choices[0].text for chunk in stream) == expected
 
 
+def test_a_text_is_scored_as_the_same_tokens_generated_are(client):
+    """What an evaluation harness asks: no token generated, log-probabilities of a given text."""
+    asked = {"model": MODEL, "temperature": 0, "logprobs": 1}
+    written = client.completions.create(prompt="The sky is", max_tokens=8, **asked).choices[0]
+    text = "The sky is" + written.text
+    reply = client.completions.create(prompt=text, max_tokens=0, echo=True, **asked)
+    (choice,), scores = reply.choices, reply.choices[0].logprobs
+    assert (choice.text, choice.finish_reason) == (text, "length")
+    assert "".join(scores.tokens) == text and reply.usage.completion_tokens == 0
+    assert scores.token_logprobs[0] is None and scores.top_logprobs[0] is None
+    assert scores.tokens[-8:] == written.logprobs.tokens
+    assert scores.token_logprobs[-8:] == pytest.approx(written.logprobs.token_logprobs, abs=1e-3)
+    assert scores.text_offset[-1] == len(text) - len(scores.tokens[-1])
+
+
 def test_biases_bans_and_penalties_reach_the_model(client, tokenizer):
     def complete(max_tokens: int = 6, **fields):
         fields = {"logit_bias": None} | fields
@@ -151,7 +166,7 @@ def test_after_ready_nothing_compiles_whatever_is_asked(client, live):
         {"logprobs": 5},
         {"n": 5, "temperature": 1.5},
         {"stop": [" the", "\n"]},
-        {"echo": True},
+        {"echo": True, "logprobs": 2},
         {"extra_body": {"ignore_eos": True, "stop_token_ids": [30]}},
     ]
     for feature in features:

@@ -179,6 +179,54 @@ def test_chat_logprobs_list_exactly_the_alternatives_asked_for(server, top, stre
         assert all(-9999.0 <= other["logprob"] <= 0.0 for other in entry["top_logprobs"])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+@pytest.mark.parametrize("prompt", ["The tea is žluté", [260, ord("-"), 259, 0xC5, 0xBE, 33], "x"])
+def test_echo_with_logprobs_scores_the_prompt(server, prompt, max_tokens, stream):
+    """How evaluation harnesses score a text: nothing generated, a number for each of its tokens."""
+    fields = {"echo": True, "logprobs": 1, "max_tokens": max_tokens, "stream": stream}
+    reply = server.complete(prompt, ignore_eos=True, **fields)
+    ids = list(prompt.encode()) if isinstance(prompt, str) else prompt
+    scores = [choice["logprobs"] for choice in reply.choices(0)]
+    tokens, numbers, best, offsets = (
+        [item for each in scores for item in each[name]]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    )
+    assert len(tokens) == len(numbers) == len(best) == len(offsets) == len(ids) + max_tokens
+    assert (numbers[0], best[0]) == (None, None)
+    assert numbers[1:] == [-token / 8 for token in ids[1:]] + [-0.25] * max_tokens
+    for token, number, top in zip(tokens[1:], numbers[1:], best[1:], strict=True):
+        assert top[token] == number
+    pieces = [
+        bytes.fromhex(token[6:].replace("\\x", ""))
+        if token.startswith("bytes:")
+        else token.encode()
+        for token in tokens
+    ]
+    shown = b"".join(pieces)
+    assert shown.decode().replace("<eos>", "") == reply.text()
+    assert reply.finish_reason() == "length"
+    starts = [0, *itertools.accumulate(map(len, pieces[: len(ids) - 1]))]
+    assert offsets[: len(ids)] == [len(shown[:start].decode("utf-8", "ignore")) for start in starts]
+    if not stream:
+        assert reply.json["usage"]["completion_tokens"] == max_tokens
+        assert reply.json["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_every_choice_of_every_prompt_is_scored(server):
+    fields = {"echo": True, "logprobs": 0, "max_tokens": 0, "n": 2}
+    reply = server.complete(["ab", "cde"], **fields)
+    lists = [choice["logprobs"]["tokens"] for choice in reply.json["choices"]]
+    assert lists == [["a", "b"]] * 2 + [["c", "d", "e"]] * 2
+    assert reply.json["choices"][0]["logprobs"]["top_logprobs"] == [None, {"b": -ord("b") / 8}]
+    assert reply.json["usage"]["completion_tokens"] == 0
+
+
+def test_echo_without_logprobs_may_be_all_there_is(server):
+    whole, _ = both_ways(server, "abc", echo=True, max_tokens=0)
+    assert (whole.text(), whole.json["choices"][0]["logprobs"]) == ("abc", None)
+
+
 @pytest.mark.parametrize("logprobs", [None, False])
 def test_chats_have_no_logprobs_unless_asked(server, logprobs):
     assert server.chat("a", logprobs=logprobs).json["choices"][0]["logprobs"] is None

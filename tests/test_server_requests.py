@@ -254,8 +254,12 @@ def test_stream_options_need_a_stream(server):
     refusal(server.complete("a", stream=True, stream_options={"other": 1}), "stream_options")
 
 
-def test_echo_with_logprobs_is_refused_for_now(server):
-    assert "not supported yet" in refusal(server.complete("a", echo=True, logprobs=1), "logprobs")
+def test_nothing_may_be_generated_with_echo_only(server):
+    assert "0 with echo" in refusal(server.complete("a", max_tokens=0), "max_tokens")
+    refusal(server.complete("a", max_tokens=-1, echo=True), "max_tokens")
+    refusal(server.chat("a", max_tokens=0), "max_tokens")
+    refusal(server.complete([65] * 65, max_tokens=0, echo=True), "prompt")
+    assert server.complete([65] * 64, max_tokens=0, echo=True).text() == "A" * 64
 
 
 # Messages

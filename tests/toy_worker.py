@@ -33,7 +33,7 @@ from jaxserve.frames import (
     decode_to_worker,
     encode_frame,
 )
-from jaxserve.request import Request, TokenEvent
+from jaxserve.request import PromptLogprob, Request, TokenEvent
 
 EOS = 256
 DIE, HANG, FAIL, ERROR, SLOW, BUSY, OVERDUE = range(290, 297)
@@ -57,9 +57,19 @@ class Sequence:
 
     def event(self) -> TokenEvent:
         """The next token. Alternatives are the ids that follow it; the last is impossible."""
+        sampling, scores = self.request.sampling, ()
+        if sampling.prompt_logprobs is not None and not self.output:
+            scores = tuple(
+                PromptLogprob(
+                    -token / 8, ((token, -token / 8), (7, -math.inf))[: sampling.prompt_logprobs]
+                )
+                for token in self.request.prompt_ids[1:]
+            )
+        if sampling.max_tokens == 0:
+            name = self.request.request_id
+            return TokenEvent(name, None, finish_reason="length", prompt_logprobs=scores)
         token = self.next_token()
         self.output.append(token)
-        sampling = self.request.sampling
         logprob, top = None, ()
         if sampling.top_logprobs is not None:
             logprob = -0.25
@@ -71,7 +81,8 @@ class Sequence:
             reason = "stop"
         elif len(self.output) == sampling.max_tokens:
             reason = "length"
-        return TokenEvent(self.request.request_id, token, logprob, top, reason)
+        name = self.request.request_id
+        return TokenEvent(name, token, logprob, top, reason, prompt_logprobs=scores)
 
 
 class ToyWorker:

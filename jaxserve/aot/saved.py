@@ -18,7 +18,7 @@ import msgspec
 from jax.experimental import serialize_executable
 
 from checkpoints.model_config import ModelConfig
-from jaxserve.batch import DeviceState, StepOutput, StepShape
+from jaxserve.batch import DeviceState, PromptScores, StepOutput, StepShape
 from jaxserve.errors import ConfigError
 from jaxserve.models.llama import Params
 from jaxserve.packing import pack
@@ -172,7 +172,8 @@ def load_steps(
         batch, page_table = pack((), shape)
         arguments = (params, state, batch, page_table)
         # Only the structure counts.
-        results = (StepOutput(*[batch.kv_len] * 4), state)
+        leaf = batch.kv_len
+        results = (StepOutput(leaf, leaf, leaf, leaf, PromptScores(leaf, leaf, leaf)), state)
         steps[shape] = serialize_executable.deserialize_and_load(
             payload,
             jax.tree.structure((arguments, {})),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxserve.errors import DeadlinePassed, EngineStopped, JaxserveError, Overloaded
-from jaxserve.request import FinishReason, TokenEvent
+from jaxserve.request import FinishReason, PromptLogprob, TokenEvent
 from jaxserve.server.generation import Generation
 from jaxserve.server.text import Tokenizer
 from jaxserve.stop_strings import StopStrings
@@ -16,7 +17,7 @@ class ScoredToken:
     """A token whose log-probabilities the client wants to see.
 
     Attributes:
-        event: the token.
+        event: the token. The first one of a prompt that is echoed has no log-probability.
         offset: characters of the choice's text before it.
     """
 
@@ -53,7 +54,7 @@ class Choice:
 
     def __init__(self, generation: Generation, index: int, tokenizer: Tokenizer) -> None:
         prompt = generation.prompts[index // generation.choices_per_prompt]
-        skip = generation.skip_special_tokens
+        self._skip_special_tokens = skip = generation.skip_special_tokens
         self._detokenizer = tokenizer.detokenizer(prompt.ids, skip_special_tokens=skip)
         self._include_stop = generation.include_stop
         self._stops: StopStrings | None = None
@@ -68,6 +69,8 @@ class Choice:
                 if prompt.text is None
                 else prompt.text
             )
+        self._prompt_ids = prompt.ids if generation.echo else ()
+        self._tokenizer = tokenizer
         self._offset = len(self._text)
         self._scored: list[ScoredToken] = []
         self._ended = False
@@ -88,10 +91,16 @@ class Choice:
         """
         if self.finish_reason is not None:
             return False  # tokens that were on their way when a stop string matched
-        if event.token_id is None:
-            raise what_happened(event)
-        self.num_tokens += 1
         self.num_cached += event.num_cached
+        if self._scores and self._prompt_ids:
+            self._scored += self._score_prompt(event.prompt_logprobs)
+            self._prompt_ids = ()
+        if event.token_id is None:
+            if event.finish_reason != "length":
+                raise what_happened(event)
+            self._finish("length")  # no token was asked for
+            return False
+        self.num_tokens += 1
         if self._scores:
             self._scored.append(ScoredToken(event, self._offset))
         if event.finish_reason != "stop" or self._include_stop:
@@ -110,6 +119,18 @@ class Choice:
         self._scored.clear()
         self._ended = ended
         return delta
+
+    def _score_prompt(self, scores: Sequence[PromptLogprob]) -> list[ScoredToken]:
+        """The prompt's tokens, in their places in the text."""
+        text = self._tokenizer.detokenizer((), skip_special_tokens=self._skip_special_tokens)
+        scored, offset = [], 0
+        for token_id, score in zip(self._prompt_ids, (None, *scores), strict=True):
+            event = TokenEvent("", token_id)
+            if score is not None:
+                event = TokenEvent("", token_id, score.logprob, score.top_logprobs)
+            scored.append(ScoredToken(event, offset))
+            offset += len(text.push(token_id))
+        return scored
 
     def _show(self, text: str) -> None:
         self._offset += len(text)

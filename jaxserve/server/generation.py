@@ -74,11 +74,6 @@ def plan_completion(
     top_logprobs = body.logprobs
     if top_logprobs is not None:
         within("logprobs", top_logprobs, 0, MAX_TOP_LOGPROBS, default=0)
-        if body.echo:
-            raise RequestError(
-                "logprobs of the prompt are not supported yet: send echo or logprobs, not both",
-                param="logprobs",
-            )
     prompts = completion_prompts(body, tokenizer, limits.vocab_size)
     return plan(
         body,
@@ -144,7 +139,10 @@ def plan(
         )
     chat = isinstance(body, ChatBody)
     answer_id = prefix + secrets.token_hex(12)
+    echo = isinstance(body, CompletionBody) and bool(body.echo)
     sampling = sampling_params(body, tokenizer, limits, top_logprobs)
+    if echo:
+        sampling = replace(sampling, prompt_logprobs=top_logprobs)
     seeds = choice_seeds(body.seed, len(prompts), n)
     ask = Request(
         "",
@@ -157,7 +155,9 @@ def plan(
     )
     requests: list[Request] = []
     for prompt_index, prompt in enumerate(prompts):
-        length = output_length(len(prompt.ids), max_tokens, limits.max_context, chat=chat)
+        length = output_length(
+            len(prompt.ids), max_tokens, limits.max_context, chat=chat, echo=echo
+        )
         within("min_tokens", sampling.min_tokens, 0, length, default=0)
         for seed in seeds[prompt_index * n : (prompt_index + 1) * n]:
             params = replace(sampling, max_tokens=length, seed=seed)
@@ -170,7 +170,7 @@ def plan(
         stop=stop_strings(body.stop),
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
-        echo=isinstance(body, CompletionBody) and bool(body.echo),
+        echo=echo,
         chat=chat,
         stream=bool(body.stream),
         include_usage=wants_usage(body.stream_options, stream=bool(body.stream)),
@@ -178,22 +178,30 @@ def plan(
     )
 
 
-def output_length(num_prompt: int, max_tokens: int | None, max_context: int, *, chat: bool) -> int:
+def output_length(
+    num_prompt: int, max_tokens: int | None, max_context: int, *, chat: bool, echo: bool
+) -> int:
     """Tokens to generate at most.
 
     What the client asks for must fit together with the prompt; the default is cut to what fits.
+    With echo it may be nothing: the answer is the prompt then.
     """
-    if max_tokens is not None and max_tokens < 1:
-        raise RequestError(f"max_tokens is {max_tokens}: it must be at least 1", param="max_tokens")
+    least = 0 if echo else 1
+    if max_tokens is not None and max_tokens < least:
+        remedy = "it must be at least 0" if echo else "it must be at least 1, or 0 with echo"
+        raise RequestError(f"max_tokens is {max_tokens}: {remedy}", param="max_tokens")
     room = max_context - num_prompt
-    if room < (max_tokens or 1):
+    asked = 1 if max_tokens is None else max_tokens
+    if room < asked:
         raise RequestError(
             f"this model's context holds {max_context} tokens; the prompt has {num_prompt} and "
-            f"{max_tokens or 'at least 1'} more were requested: shorten the prompt or lower "
-            "max_tokens",
+            f"{'at least 1' if max_tokens is None else max_tokens} more were requested: shorten "
+            "the prompt or lower max_tokens",
             param="max_tokens" if room > 0 else "messages" if chat else "prompt",
         )
-    return max_tokens or (room if chat else min(DEFAULT_MAX_TOKENS, room))
+    if max_tokens is not None:
+        return max_tokens
+    return room if chat else min(DEFAULT_MAX_TOKENS, room)
 
 
 def choice_seeds(seed: int | None, num_prompts: int, n: int) -> list[int]:

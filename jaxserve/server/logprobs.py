@@ -30,13 +30,19 @@ def token_text(token_bytes: bytes) -> str:
 def completion_logprobs(
     scored: Sequence[ScoredToken], tokenizer: Tokenizer, top: int
 ) -> CompletionLogprobs:
-    """The older format: `top` alternatives per token, plus the chosen one if missing."""
+    """The older format: `top` alternatives per token, plus the chosen one if missing; null for the
+    first token of a prompt, before which there is nothing."""
     tokens = [token_text(tokenizer.token_bytes(_chosen(item)[0])) for item in scored]
     return CompletionLogprobs(
         tokens=tokens,
-        token_logprobs=[_chosen(item)[1] for item in scored],
+        token_logprobs=[
+            None if item.event.logprob is None else _chosen(item)[1] for item in scored
+        ],
         top_logprobs=[
-            _by_text([*item.event.top_logprobs[:top], _chosen(item)], tokenizer) for item in scored
+            None
+            if item.event.logprob is None
+            else _by_text([*item.event.top_logprobs[:top], _chosen(item)], tokenizer)
+            for item in scored
         ],
         text_offset=[item.offset for item in scored],
     )
