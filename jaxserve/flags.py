@@ -82,7 +82,7 @@ def add_engine(serve: Parser) -> None:
     )
     engine.add_argument(
         "--attention",
-        choices=("auto", "triton", "cpu", "reference"),
+        choices=("auto", "triton", "mosaic", "cpu", "reference"),
         default=default(EngineConfig, "attention"),
         help="kernels; auto: triton on NVIDIA GPUs from compute capability 8.0, cpu elsewhere",
     )

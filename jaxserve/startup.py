@@ -28,6 +28,7 @@ from jaxserve.models.attention import (
     cache_dtype,
     choose_attention,
     kv_bytes_per_token,
+    wanted_attention,
 )
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.packed import pack_params
@@ -78,7 +79,8 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
     dtype = resolve_dtype(config.dtype, platform)
     kv_dtype = cache_dtype(config.kv, dtype)
     max_context = resolve_context(config, checkpoint.config)
-    attention = choose_attention(config.attention)
+    wanted = wanted_attention(checkpoint.config, config.page_size, dtype, kv_dtype)
+    attention = choose_attention(config.attention, wanted)
     packed = packs_weights(config.weights, attention, dtype)
     step = resolve_step(config.step, Decoder(checkpoint.config, attention))
     params = checkpoint.load(dtype=dtype, progress=progress)

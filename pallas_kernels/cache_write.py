@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from pallas_kernels.check import check_pages
 from pallas_kernels.native.attention import write_kv_native
 from pallas_kernels.reference import write_kv_reference
-from pallas_kernels.target import Target
+from pallas_kernels.target import Target, has_triton
 
 
 def write_kv(
@@ -40,7 +40,7 @@ def write_kv(
         )
     if target.dialect == "native" and len(pages) == 2:
         return write_kv_native((pages[0], pages[1]), k, v, slots)
-    if target.dialect != "triton":
+    if not _in_triton(target):
         return write_kv_reference(pages, k, v, slots)
     from pallas_kernels.triton.write_kv import write_kv_triton
 
@@ -64,9 +64,15 @@ def copy_pages(
         raise ValueError(
             f"source {list(source.shape)} and target_pages {list(target_pages.shape)} must be alike"
         )
-    if target.dialect == "triton":
+    if _in_triton(target):
         from pallas_kernels.triton.copy_pages import copy_pages_triton
 
         return copy_pages_triton(pages, source, target_pages, interpret=target.interpret)
     read = jnp.take(pages, source, axis=0, mode="clip")
     return pages.at[target_pages].set(read, mode="drop")
+
+
+def _in_triton(target: Target) -> bool:
+    """Beside Mosaic's attention as well, while there is Triton: these kernels only move bytes, and
+    XLA's own scatter takes two where one does it."""
+    return target.dialect == "triton" or (target.dialect == "mosaic" and has_triton())

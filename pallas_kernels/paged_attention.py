@@ -10,7 +10,10 @@ import jax.numpy as jnp
 from pallas_kernels import cpu
 from pallas_kernels.check import check_pages, check_queries, check_settings
 from pallas_kernels.launch_plan import LaunchPlan, plan_launch
+from pallas_kernels.mosaic import shape as mosaic_shape
+from pallas_kernels.mosaic.support import check_mosaic
 from pallas_kernels.native.attention import paged_attention_native
+from pallas_kernels.operands import CacheRefs
 from pallas_kernels.reference import paged_attention_reference
 from pallas_kernels.target import Target
 from pallas_kernels.tuned import piece_rows, tile
@@ -88,20 +91,18 @@ def paged_attention(
     if target.dialect == "cpu":
         assert isinstance(plan, cpu.AttentionPlan)
         return cpu.paged_attention_cpu(q, **cache, **lengths, plan=plan, **settings)
-    # Imported where it is used: a jax without the dialect still runs everything else.
-    from pallas_kernels.triton.attention import paged_attention_triton
-    from pallas_kernels.triton.online_softmax import CacheRefs
-
     assert isinstance(plan, LaunchPlan)
-    return paged_attention_triton(
-        q,
-        CacheRefs(k_pages, v_pages, k_scale, v_scale, page_table),
-        **lengths,
-        plan=plan,
-        **settings,
-        card=target.card,
-        interpret=target.interpret,
-    )
+    refs = CacheRefs(k_pages, v_pages, k_scale, v_scale, page_table)
+    work = {**lengths, "plan": plan, **settings, "interpret": target.interpret}
+    # Imported where they are used: a jax without the dialect still runs everything else.
+    if target.dialect == "mosaic":
+        check_mosaic(q.shape[1], q.dtype, k_pages)
+        from pallas_kernels.mosaic.attention import paged_attention_mosaic
+
+        return paged_attention_mosaic(q, refs, **work)
+    from pallas_kernels.triton.attention import paged_attention_triton
+
+    return paged_attention_triton(q, refs, **work, card=target.card)
 
 
 def plan_attention(
@@ -131,13 +132,20 @@ def plan_attention(
         return cpu.plan_attention(row_start, kv_len, num_tokens)
     page_size, num_kv_heads, head_dim = pages.shape[1:]
     group = num_heads // num_kv_heads
-    sizes = tile(target.card, head_dim, group, "prefill", jnp.dtype(dtype).itemsize)
+    if target.dialect == "mosaic":
+        check_mosaic(num_heads, dtype, pages)
+        query_block = mosaic_shape.query_block(group, head_dim)
+        rows = mosaic_shape.piece_rows(group, head_dim)
+    else:
+        itemsize = jnp.dtype(dtype).itemsize
+        query_block = tile(target.card, head_dim, group, "prefill", itemsize).query_block
+        rows = piece_rows(group)
     return plan_launch(
         row_start,
         kv_len,
         page_table,
         num_tokens=num_tokens,
         page_size=page_size,
-        query_block=sizes.query_block,
-        piece_rows=piece_rows(group),
+        query_block=query_block,
+        piece_rows=rows,
     )

@@ -7,9 +7,9 @@ from typing import Literal
 
 import jax
 
-Dialect = Literal["reference", "cpu", "native", "triton"]
+Dialect = Literal["reference", "cpu", "native", "triton", "mosaic"]
 
-DIALECTS: tuple[Dialect, ...] = ("reference", "cpu", "native", "triton")
+DIALECTS: tuple[Dialect, ...] = ("reference", "cpu", "native", "triton", "mosaic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,10 @@ class Target:
 
     Attributes:
         dialect: "reference" is the specification; "cpu" is plain jnp, for any backend; "native"
-            is C++ for CPUs; "triton" is Pallas for NVIDIA GPUs of compute capability 8.0 and later.
+            is C++ for CPUs; "triton" is Pallas for NVIDIA GPUs of compute capability 8.0 and later;
+            "mosaic" is Pallas for those of 9.0, Hopper.
         card: one of `tuned.CARDS`, for the tiles of "triton".
-        interpret: run "triton" on a CPU, operation by operation: for tests.
+        interpret: run "triton" or "mosaic" on a CPU, operation by operation: for tests.
     """
 
     dialect: Dialect = "cpu"
@@ -33,10 +34,11 @@ class Target:
 
 
 def local_target(dialect: Dialect) -> Target:
-    """The dialect on jax's default device: "triton" is interpreted where there is no GPU."""
+    """The dialect on jax's default device: Pallas is interpreted where there is no GPU."""
     device = jax.devices()[0]
     card = "sm_90" if _capability(device) >= 9 else "sm_80"
-    return Target(dialect, card, interpret=dialect == "triton" and device.platform == "cpu")
+    interpret = dialect in ("triton", "mosaic") and device.platform == "cpu"
+    return Target(dialect, card, interpret=interpret)
 
 
 def has_triton() -> bool:
@@ -51,6 +53,11 @@ def has_triton() -> bool:
 def runs_triton(device: jax.Device) -> bool:
     """Whether the dialect's kernels run on the device."""
     return device.platform == "gpu" and _capability(device) >= 8 and has_triton()
+
+
+def runs_mosaic(device: jax.Device) -> bool:
+    """Whether the device is of the generation that the dialect's kernels are made for."""
+    return device.platform == "gpu" and 9 <= _capability(device) < 10
 
 
 def _capability(device: jax.Device) -> float:

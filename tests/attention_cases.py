@@ -96,19 +96,27 @@ class Case:
         return k[: self.kv_len[row]], v[: self.kv_len[row]]
 
 
-def make_case(rows: Rows, setting: Setting, *, seed: int = 0, pages_seed: int = 0) -> Case:
+def make_case(
+    rows: Rows,
+    setting: Setting,
+    *,
+    seed: int = 0,
+    pages_seed: int = 0,
+    tokens: int = TOKENS,
+    num_rows: int = NUM_ROWS,
+) -> Case:
     """Random operands. A row's numbers depend on its length and `seed` alone, not on its place in
     the batch; which pages they lie in depends on `pages_seed`."""
     max_pages = MAX_KEYS // setting.page_size
-    padded = rows + [(0, 0)] * (NUM_ROWS - len(rows))
+    padded = rows + [(0, 0)] * (num_rows - len(rows))
     need = [-(-kv // setting.page_size) for _, kv in padded]
-    num_pages = NUM_ROWS * max_pages // 4
+    num_pages = num_rows * max_pages // 4
     order = np.random.default_rng(pages_seed).permutation(np.arange(1, num_pages))
     shape = (num_pages, setting.page_size, setting.num_kv_heads, setting.head_dim)
     k, v = np.full((2, *shape), np.nan, np.float32)
-    q = np.full((TOKENS, setting.num_heads, setting.head_dim), np.nan, np.float32)
+    q = np.full((tokens, setting.num_heads, setting.head_dim), np.nan, np.float32)
     # Entries past a row's last page may hold anything.
-    table = np.full((NUM_ROWS, max_pages), num_pages + 7, np.int32)
+    table = np.full((num_rows, max_pages), num_pages + 7, np.int32)
     row_start = np.cumsum([0] + [tokens for tokens, _ in padded]).astype(np.int32)
     for row, (tokens, kv) in enumerate(padded):
         pages, order = order[: need[row]], order[need[row] :]

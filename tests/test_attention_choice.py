@@ -8,11 +8,13 @@ import sys
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import pytest
 from engines import generate, make_engine, request
 
 from jaxserve.errors import ConfigError
 from jaxserve.models.attention import PagedAttention, choose_attention
+from pallas_kernels.mosaic.support import OFFERED, Wanted
 
 
 @dataclass(frozen=True)
@@ -51,19 +53,58 @@ def test_the_cpus_kernels_are_refused_on_a_gpu(monkeypatch):
         choose_attention("native")
 
 
+HOPPER = "mosaic" if OFFERED else "cpu"
+"""What a Hopper gets where there is no Triton."""
+FLOAT32 = Wanted(128, 4, 16, jnp.dtype("float32"), jnp.dtype("float32"))
+
+
 @pytest.mark.parametrize("name", ["auto", "triton"])
-def test_a_jax_without_the_dialect_serves_all_the_same_and_says_so_once(name, monkeypatch, caplog):
-    monkeypatch.setattr(jax, "devices", lambda: [Device("gpu", "9.0")])
+@pytest.mark.parametrize(
+    ("capability", "wanted", "expected"),
+    [("9.0", None, HOPPER), ("9.0", FLOAT32, "cpu"), ("8.0", None, "cpu"), ("10.0", None, "cpu")],
+)
+def test_a_jax_without_triton_serves_all_the_same_and_says_so_once(
+    name, capability, wanted, expected, monkeypatch, caplog
+):
+    monkeypatch.setattr(jax, "devices", lambda: [Device("gpu", capability)])
     monkeypatch.setitem(sys.modules, "jax.experimental.pallas.triton", None)
     monkeypatch.delattr("jax.experimental.pallas.triton", raising=False)
     with caplog.at_level(logging.INFO, "jaxserve.attention"):
-        assert choose_attention(name).kind == "cpu"
+        assert choose_attention(name, wanted).kind == expected
     [record] = caplog.records
-    assert "cpu" in record.message or "plain jnp" in record.message
+    assert record.message.endswith(f": {expected}") or record.message.endswith(f"is {expected}")
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "told"),
+    [
+        (
+            Device("gpu", "8.0", "an A100"),
+            None,
+            "needs a GPU of compute capability 9.0, this is an A",
+        ),
+        (Device("gpu", "9.0"), FLOAT32, "queries are float32 and the cache is float32"),
+    ],
+)
+def test_mosaic_where_it_cannot_be_is_refused_with_the_reason(device, wanted, told, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    if wanted is not None and not OFFERED:
+        told = r"needs jax 0\.11 or later"
+    with pytest.raises(ConfigError, match=f"'mosaic': .*{told}"):
+        choose_attention("mosaic", wanted)
+
+
+def test_mosaic_is_taken_where_it_is_asked_for_and_offered(monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: [Device("gpu", "9.0")])
+    if OFFERED:
+        assert choose_attention("mosaic") == PagedAttention("mosaic", "sm_90")
+    else:
+        with pytest.raises(ConfigError, match=r"needs jax 0\.11 or later, this is 0\.10"):
+            choose_attention("mosaic")
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    known = "auto, cpu, native, reference, triton"
+    known = "auto, cpu, native, reference, triton, mosaic"
     with pytest.raises(ConfigError, match=f"'cuda' is not one of {known}"):
         choose_attention("cuda")
 

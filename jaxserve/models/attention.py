@@ -19,13 +19,16 @@ from jaxserve.batch import BatchDescriptor, LayerPages, PageTable
 from jaxserve.errors import ConfigError
 from pallas_kernels.cache_write import write_kv
 from pallas_kernels.check import MAX_INT8_ELEMENTS
+from pallas_kernels.mosaic.support import Wanted
 from pallas_kernels.native.build import has_native
 from pallas_kernels.paged_attention import paged_attention, plan_attention
-from pallas_kernels.target import Target, has_triton, local_target, runs_triton
+from pallas_kernels.target import Target, has_triton, local_target, runs_mosaic, runs_triton
 
 logger = logging.getLogger("jaxserve.attention")
 
-AttentionKind = Literal["cpu", "native", "reference", "triton"]
+ANYTHING = Wanted(128, 1, 16, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16))
+
+AttentionKind = Literal["cpu", "native", "reference", "triton", "mosaic"]
 
 
 class Attend(Protocol):
@@ -51,10 +54,10 @@ class PagedAttention:
 
     Attributes:
         kind: "cpu" is plain jnp that works in proportion to the live context and runs on every
-            backend; "native" is C++ for CPUs; "triton" is Pallas for NVIDIA GPUs; "reference" is
-            the specification: dense, for tests.
+            backend; "native" is C++ for CPUs; "triton" is Pallas for NVIDIA GPUs, "mosaic"
+            Pallas for Hopper alone; "reference" is the specification: dense, for tests.
         card: whose tiles "triton" takes, one of `pallas_kernels.tuned.CARDS`.
-        interpret: run "triton" on a CPU, operation by operation.
+        interpret: run "triton" or "mosaic" on a CPU, operation by operation.
     """
 
     kind: AttentionKind = "cpu"
@@ -122,22 +125,24 @@ class PagedAttention:
         return attend
 
 
-def choose_attention(name: str) -> PagedAttention:
+def choose_attention(name: str, wanted: Wanted | None = None) -> PagedAttention:
     """The attention for jax's default device.
 
     Args:
-        name: an `AttentionKind`, or "auto": "triton" on an NVIDIA GPU that runs it, "native" on a
-            CPU where a C++ compiler is installed, else "cpu".
+        name: an `AttentionKind`, or "auto": "triton" on an NVIDIA GPU that runs it, where this jax
+            has none "mosaic" on a Hopper, "native" on a CPU where a C++ compiler is installed, else
+            "cpu".
+        wanted: by the model and its cache. None: nothing that "mosaic" could not do.
 
     Raises:
-        ConfigError: there is no such kind, or this jax does not have it.
+        ConfigError: there is no such kind, or neither this jax nor the device has it.
     """
     device = jax.devices()[0]
     if name == "auto":
         if device.platform == "cpu":
             name = "native" if has_native() else "cpu"
         else:
-            name = "triton" if runs_triton(device) else "cpu"
+            name = "triton" if runs_triton(device) else _without_triton(device, wanted)
             logger.info("attention on %s: %s", device.device_kind, name)
     if name not in get_args(AttentionKind):
         kinds = ", ".join(("auto", *get_args(AttentionKind)))
@@ -145,10 +150,31 @@ def choose_attention(name: str) -> PagedAttention:
     if name == "native" and not (device.platform == "cpu" and has_native()):
         raise ConfigError("attention 'native' needs a CPU and a C++ compiler: 'cpu' needs neither")
     if name == "triton" and not has_triton():
-        logger.warning("jax %s has no Triton kernels: attention is plain jnp", jax.__version__)
-        name = "cpu"
+        name = _without_triton(device, wanted)
+        logger.warning("jax %s has no Triton kernels: attention is %s", jax.__version__, name)
+    if name == "mosaic" and (refusal := _mosaic_refusal(device, wanted)):
+        raise ConfigError(f"attention 'mosaic': {refusal}; 'auto' takes what there is")
     target = local_target(cast(AttentionKind, name))
     return PagedAttention(target.dialect, target.card, target.interpret)
+
+
+def wanted_attention(
+    config: ModelConfig, page_size: int, dtype: jnp.dtype, kv_dtype: jnp.dtype
+) -> Wanted:
+    """What a model with such a cache asks of its attention."""
+    group = config.num_heads // config.num_kv_heads
+    return Wanted(config.head_dim, group, page_size, jnp.dtype(dtype), jnp.dtype(kv_dtype))
+
+
+def _without_triton(device: jax.Device, wanted: Wanted | None) -> str:
+    mosaic = runs_mosaic(device) and _mosaic_refusal(device, wanted) is None
+    return "mosaic" if mosaic else "cpu"
+
+
+def _mosaic_refusal(device: jax.Device, wanted: Wanted | None) -> str | None:
+    if device.platform != "cpu" and not runs_mosaic(device):
+        return f"it needs a GPU of compute capability 9.0, this is {device.device_kind}"
+    return ANYTHING.refusal() if wanted is None else wanted.refusal()
 
 
 def cache_dtype(name: str, dtype: jnp.dtype) -> jnp.dtype:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import jax
 
 from pallas_kernels.launch_plan import LaunchPlan
+from pallas_kernels.operands import CacheRefs
 from pallas_kernels.triton.decode import attend_splits, merge_splits
-from pallas_kernels.triton.online_softmax import CacheRefs, Settings
+from pallas_kernels.triton.online_softmax import Settings
 from pallas_kernels.triton.prefill import attend_tiles
 from pallas_kernels.tuned import PROGRAMS, Tile, padded_size, tile
 

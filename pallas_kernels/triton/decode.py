@@ -15,9 +15,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from pallas_kernels.costs import decode_cost, merge_cost
 from pallas_kernels.launch_plan import MAX_SPLITS, LaunchPlan
-from pallas_kernels.triton.costs import decode_cost, merge_cost
-from pallas_kernels.triton.online_softmax import MASKED, CacheRefs, Keys, Settings, attend
+from pallas_kernels.operands import MASKED, CacheRefs, Keys
+from pallas_kernels.triton.online_softmax import Settings, attend
 from pallas_kernels.tuned import Tile
 
 

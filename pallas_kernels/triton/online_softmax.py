@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import triton as plgpu
 
-MASKED = -1e30
-"""Where the running maximum starts. Finite: masked scores, which are -inf, weigh exactly 0."""
+from pallas_kernels.operands import MASKED, CacheRefs, Keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +41,6 @@ class Settings:
     def rows(self) -> int:
         """Rows of the dots: queries times heads, at least what a dot wants."""
         return max(16, self.query_block * self.group_pad)
-
-
-class CacheRefs(NamedTuple):
-    """One layer's pages: k, v [N, B, K, D], scales [N, B, K] or None, page table [R, P]."""
-
-    k: Any
-    v: Any
-    k_scale: Any
-    v_scale: Any
-    table: Any
-
-
-class Keys(NamedTuple):
-    """The keys that a program looks at.
-
-    Attributes:
-        row: whose. head: KV head. length: keys the row has: later places belong to nobody.
-        first_turn, stop_turn: groups of `Settings.keys` keys, counted from the row's first.
-    """
-
-    row: jax.Array
-    head: jax.Array
-    length: jax.Array
-    first_turn: jax.Array
-    stop_turn: jax.Array
 
 
 class Attended(NamedTuple):

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from pallas_kernels.costs import prefill_cost
 from pallas_kernels.launch_plan import LaunchPlan
-from pallas_kernels.triton.costs import prefill_cost
-from pallas_kernels.triton.online_softmax import CacheRefs, Keys, Settings, attend
+from pallas_kernels.operands import CacheRefs, Keys
+from pallas_kernels.triton.online_softmax import Settings, attend
 from pallas_kernels.tuned import Tile
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.triton.online_softmax import CacheRefs
+from pallas_kernels.operands import CacheRefs
 
 
 def prefill_cost(q: jax.Array, cache: CacheRefs) -> pl.CostEstimate:
