@@ -50,6 +50,8 @@ def make_surveyor(
     kind = "triton" if attention == "auto" else attention
     if kind not in kinds:
         raise ConfigError(f"attention {kind!r} is not one of {', '.join(('auto', *kinds))}")
+    if kind == "mosaic":
+        raise ConfigError("attention 'mosaic' is not surveyed: take 'triton', for any card")
     attend = PagedAttention(cast(AttentionKind, kind), target.architecture)
     return Surveyor(
         name,

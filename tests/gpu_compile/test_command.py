@@ -49,7 +49,11 @@ def test_a_model_is_surveyed_and_its_executables_are_saved(tmp_path, capsys, mon
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--attention", "flash"], "'flash' is not one of auto, cpu, reference, triton"),
+        (
+            ["--attention", "flash"],
+            "'flash' is not one of auto, cpu, native, reference, triton, mosaic",
+        ),
+        (["--attention", "mosaic"], "attention 'mosaic' is not surveyed: take 'triton'"),
         (["--max-context", "999999"], "a context of 999999 tokens is beyond the"),
         (["--model", "nobody/knows"], "Planned for without a checkpoint: llama-3.1-8b"),
     ],
