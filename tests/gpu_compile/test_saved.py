@@ -120,6 +120,7 @@ def serve(store, **settings):
         token_budget=4,
         max_context=32,
         swap_space=0.0,
+        attention="cpu",  # which `compile` takes for a card that is a CPU
     )
     return load_engine(dataclasses.replace(config, **settings)).engine
 
