@@ -82,9 +82,10 @@ def add_engine(serve: Parser) -> None:
     )
     engine.add_argument(
         "--attention",
-        choices=("auto", "triton", "mosaic", "cpu", "reference"),
+        choices=("auto", "triton", "mosaic", "native", "cpu", "reference"),
         default=default(EngineConfig, "attention"),
-        help="kernels; auto: triton on NVIDIA GPUs from compute capability 8.0, cpu elsewhere",
+        help="kernels; auto: triton on NVIDIA GPUs from compute capability 8.0; on a CPU native, "
+        "which is C++, where a compiler is installed; cpu, plain jnp, elsewhere",
     )
     engine.add_argument(
         "--max-rows",

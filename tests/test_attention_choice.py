@@ -6,14 +6,16 @@ import logging
 import random
 import sys
 from dataclasses import dataclass
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import pytest
 from engines import generate, make_engine, request
 
+from jaxserve.cli import make_parser
 from jaxserve.errors import ConfigError
-from jaxserve.models.attention import PagedAttention, choose_attention
+from jaxserve.models.attention import AttentionKind, PagedAttention, choose_attention
 from pallas_kernels.mosaic.support import OFFERED, Wanted
 
 
@@ -101,6 +103,12 @@ def test_mosaic_is_taken_where_it_is_asked_for_and_offered(monkeypatch):
     else:
         with pytest.raises(ConfigError, match=r"needs jax 0\.11 or later, this is 0\.10"):
             choose_attention("mosaic")
+
+
+def test_every_kind_can_be_asked_for_on_the_command_line():
+    for kind in ("auto", *get_args(AttentionKind)):
+        flags = make_parser().parse_args(["serve", "--attention", kind])
+        assert flags.attention == kind
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
