@@ -103,7 +103,8 @@ def test_every_step_updates_the_whole_state_in_place(name):
 def test_a_large_cache_is_neither_copied_nor_moved():
     loaded, shape = tiny(MODELS[0]), min(compiled(MODELS[0], NUM_PAGES))
     state = jax.eval_shape(lambda: new_state(loaded, num_pages=20_000))
-    state_bytes = sum(math.prod(leaf.shape) * 4 for leaf in jax.tree.leaves(state))
+    leaves = jax.tree.leaves(state)
+    state_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     step = compile_step(make_step(loaded.decoder), loaded.params, state, *pack((), shape))
     memory = step.memory_analysis()
     assert memory.alias_size_in_bytes >= state_bytes
