@@ -21,8 +21,9 @@ from jaxserve.scheduler import Scheduler
 
 HOST_MEMORY = 0.95
 """Of the longest time the host took for a step, kept from one step to the next."""
-POLL = 0.002
-"""Seconds between two looks at whether a step is done. The next one is launched already."""
+POLL, POLL_SHARE = 0.002, 0.02
+"""Seconds between two looks at whether a step is done, at most: and as a share of the last step. The
+next one is launched already, but a small model's may take no longer than a look."""
 
 
 @dataclass(slots=True)
@@ -138,8 +139,9 @@ class Engine:
     ) -> list[TokenEvent]:
         if launched is None:
             return []
+        patience = min(POLL, POLL_SHARE * self.counters.step_seconds)
         while meanwhile is not None and not self.executor.is_done(launched):
-            meanwhile(POLL)
+            meanwhile(patience)
         drawn = self.executor.collect(launched)
         now = time.perf_counter()
         # With look-ahead a step is launched while the one before still runs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from toy_promise import ask, make_policy, make_scheduler
 
-from jaxserve.engine import Engine
+from jaxserve.engine import POLL, Engine
 from jaxserve.executor import Launched
 from jaxserve.policy import MARGIN, NoPromise
 from jaxserve.sequence import Drawn
@@ -82,7 +82,7 @@ def test_while_the_device_works_requests_come_and_go():
     calls = []
 
     def meanwhile(patience: float) -> None:
-        assert patience > 0
+        assert 0 <= patience <= POLL
         calls.append(patience)
         if len(calls) == 1:
             assert engine.abort("goes")

@@ -37,7 +37,7 @@ def has_native() -> bool:
     try:
         library = ctypes.CDLL(str(_compiled()))
     except (OSError, subprocess.SubprocessError) as error:
-        logger.info("no C++ kernels for the CPU, plain jnp instead: %s", _reason(error))
+        logger.warning("no C++ kernels for the CPU, plain jnp instead: %s", _reason(error))
         return False
     for name in FUNCTIONS:
         capsule = jax.ffi.pycapsule(getattr(library, name))
