@@ -236,14 +236,14 @@ def point(key: tuple[str, str, Work], rounds: Sequence[Round], rss_mb: float) ->
 
 def print_points(points: Sequence[Point], missing: Sequence[str]) -> None:
     table = Table("engine", "precision", "prompt", "C", "tok/s", "range", "ratio", "TTFT p95 ms")
-    ours = {
+    own = {
         (p["prompt"], p["concurrency"]): p["output_tok_s"]
         for p in reversed(points)
         if p["engine"] == "jaxserve"
     }
     for p in sorted(points, key=lambda p: (str(p["prompt"]), int(str(p["concurrency"])))):
         rate = float(str(p["output_tok_s"]))
-        ratio = float(str(ours.get((p["prompt"], p["concurrency"]), "nan"))) / rate
+        ratio = float(str(own.get((p["prompt"], p["concurrency"]), "nan"))) / rate
         cells = [p["engine"], p["precision"], p["prompt"], p["concurrency"], rate]
         cells += [p["output_tok_s_range"], f"{ratio:.2f}", p["ttft_p95_ms"]]
         table.add_row(*map(str, cells))

@@ -22,8 +22,8 @@ from jaxserve.scheduler import Scheduler
 HOST_MEMORY = 0.95
 """Of the longest time the host took for a step, kept from one step to the next."""
 POLL, POLL_SHARE = 0.002, 0.02
-"""Seconds between two looks at whether a step is done, at most: and as a share of the last step. The
-next one is launched already, but a small model's may take no longer than a look."""
+"""Seconds between two looks at whether a step is done, at most, and as a share of the last step:
+the next one is launched already, but a small model's may take no longer than a look."""
 
 
 @dataclass(slots=True)
