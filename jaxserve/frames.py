@@ -77,7 +77,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", tag_field="type"):
         step_tokens: computed, prompts and decodes: a total. token_budget: most in a step.
         gap_seconds: that the device waited for the host: a total.
         running_limit: sequences that may run; 0 is no limit but memory.
-        rung: of the degradation ladder, 0 to 3.
+        rung: of the degradation ladder, 0 to 2.
     """
 
     running: int = 0

@@ -85,7 +85,7 @@ class Report:
 
     Attributes:
         running_limit: sequences that may run; 0 if there is no limit but memory.
-        rung: of the degradation ladder, 0 to 3.
+        rung: of the degradation ladder, 0 to 2.
         refused: requests so far, by reason.
         predicted_seconds: of the step in flight. prediction_error: relative, on average.
         step_factors: what the device's roofline is multiplied by, by term.

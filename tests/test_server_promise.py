@@ -133,7 +133,7 @@ def test_the_worker_s_numbers_are_metrics():
         prompt_tokens=500,
         output_tokens=100,
         running_limit=77,
-        rung=3,
+        rung=2,
         prediction_error=0.02,
         rows=9,
         preemptions=5,
@@ -147,7 +147,7 @@ def test_the_worker_s_numbers_are_metrics():
     text = client.metrics.text().decode()
     for line in (
         "jaxserve_running_limit 77.0",
-        "jaxserve_rung 3.0",
+        "jaxserve_rung 2.0",
         "jaxserve_prediction_error 0.02",
         "jaxserve_rows 9.0",
         'jaxserve_preemptions_total{way="swap"} 2.0',

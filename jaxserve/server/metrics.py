@@ -33,7 +33,7 @@ GAUGES = {
     "prediction_error": "Relative error of that, on average.",
     "token_budget": "Most tokens in a step.",
     "running_limit": "Sequences that may run within the promise. 0: only memory limits them.",
-    "rung": "Degradation: 0 none, 1 fewer running, 2 shorter answers, 3 refusing requests.",
+    "rung": "Degradation: 0 none, 1 shorter answers, 2 refusing requests.",
 }
 COUNTERS = {
     "steps": "Steps since the worker became ready.",

@@ -21,9 +21,9 @@ PRUDENCE = 0.95
 MORE_PRUDENCE = 0.9
 """The same while requests are refused: in a crowd there is more of that."""
 
-RUNGS = ("calm", "fewer running", "shorter answers", "shedding")
-ENTER = (0.95, 0.97, 1.0)
-LEAVE = (0.85, 0.875, 0.9)
+RUNGS = ("calm", "shorter answers", "shedding")
+ENTER = (0.97, 1.0)
+LEAVE = (0.875, 0.9)
 """Pressure at which each rung is entered and left. A server that has just started, with `FIRST` of
 `DEPTH` left, is calm."""
 
@@ -53,7 +53,7 @@ class Ladder:
     """Degradation with hysteresis.
 
     Attributes:
-        rung: 0 (nothing is done) to 3, see `RUNGS`.
+        rung: 0 (nothing is done) to 2, see `RUNGS`.
     """
 
     def __init__(self, enter: Seq[float] = ENTER, leave: Seq[float] = LEAVE) -> None:

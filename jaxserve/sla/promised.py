@@ -25,10 +25,10 @@ place for it (`retry`). Nobody waits in vain. A prompt too long to be ready in t
 server is let in while the others keep their time and its turn comes soon: refusing it for ever
 would help nobody.
 
-**The ladder**: the more of the allowance is spent, the more is done: (1) fewer run, if TPOT is
-what suffers, (2) new answers are cut to the length that most recent ones stayed below, if rows are
-what is short, (3) requests are refused. Running streams are never slowed down to make room for new
-ones.
+**The ladder**: fewer run as soon as misses of TPOT are being spent. When either allowance comes to
+its end, (1) new answers are cut to the length that most recent ones stayed below, if rows are what
+is short; when it is at its end, (2) requests are refused. Running streams are never slowed down to
+make room for new ones.
 
 **The batch class** runs in steps that no interactive prompt waits for, and is preempted first.
 """
@@ -69,7 +69,7 @@ SHORT_OF_ROWS = 0.9
 """Of the running limit: from here on shorter answers would help. Where prefill is what is short,
 they would not."""
 SHORTEST_CUT = 64
-"""Answers are never cut below this many tokens on the second rung."""
+"""Answers are never cut below this many tokens on the first rung."""
 HASTE = 0.1
 """Of the promised TTFT: if prompts would be late if this much came between, they are hurried."""
 CROWDED = 0.15
@@ -192,7 +192,7 @@ class Promised:
         asked = request.sampling.max_tokens
         if self._max_tokens_cap is not None:
             asked = min(asked, self._max_tokens_cap)
-        if self.ladder.rung >= 2 and self._rows_are_short and self._lengths:
+        if self.ladder.rung >= 1 and self._rows_are_short and self._lengths:
             usual = sorted(self._lengths)[math.ceil(0.95 * len(self._lengths)) - 1]
             asked = min(asked, max(SHORTEST_CUT, usual))
         return asked
