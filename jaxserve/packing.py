@@ -117,7 +117,7 @@ def _token_ids(spans: Seq[Span], row_start: np.ndarray, num_tokens: int) -> np.n
 def _next_tokens(spans: Seq[Span], num_rows: int) -> np.ndarray:
     following = np.full(num_rows, NO_TOKEN, np.int32)
     for row, span in enumerate(spans):
-        if span.scores_prompt:
+        if not span.feed and span.scores_prompt:  # what is fed is no token of a prompt
             prompt = span.sequence.request.prompt_ids
             following[row] = prompt[span.stop] if span.stop < len(prompt) else 0
     return following
@@ -136,12 +136,13 @@ def _page_table(spans: Seq[Span], shape: StepShape) -> PageTable:
 def sampling_arrays(settings: Seq[SamplingParams], num_rows: int) -> SamplingArrays:
     """Settings of the first rows as arrays of `num_rows`; the other rows are neutral."""
     padded = [*settings, *[NEUTRAL] * (num_rows - len(settings))]
+    seeds = np.array([s.seed for s in padded], np.uint64)
     return SamplingArrays(
         temperature=np.array([s.temperature for s in padded], np.float32),
         top_k=np.array([s.top_k for s in padded], np.int32),
         top_p=np.array([s.top_p for s in padded], np.float32),
         min_p=np.array([s.min_p for s in padded], np.float32),
-        seed=np.array([(s.seed >> 32, s.seed & 0xFFFFFFFF) for s in padded], np.uint32),
+        seed=np.stack([seeds >> np.uint64(32), seeds], axis=-1).astype(np.uint32),
         top_logprobs=np.array(
             [-1 if s.top_logprobs is None else s.top_logprobs for s in padded], np.int32
         ),

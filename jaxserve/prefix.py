@@ -98,15 +98,17 @@ class PrefixReuse:
 
     def landed(self, sequence: Sequence, num_tokens: int) -> None:
         """The first `num_tokens` tokens of a running sequence are computed: let them be found."""
-        if not self._shares(sequence):
-            return
         num_full = num_tokens // self._pool.page_size
+        ends_prompt = num_tokens == sequence.num_prompt
+        # Most tokens of most sequences fill no page.
+        if not (num_full > sequence.num_labelled or ends_prompt) or not self._shares(sequence):
+            return
         if num_full > sequence.num_labelled:
             self._extend_labels(sequence)
             for index in range(sequence.num_labelled, num_full):
                 self._publish(sequence, index, sequence.labels[index])
             sequence.num_labelled = num_full
-        if num_tokens == sequence.num_prompt:
+        if ends_prompt:
             last = self._pool.pages_for(num_tokens) - 1
             self._publish(sequence, last, sequence.tail_label)
 

@@ -69,10 +69,14 @@ class SamplingParams:
     @property
     def has_rules(self) -> bool:
         """Whether logits are changed before a token is drawn."""
-        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty
-        return (
-            penalties != (0.0, 0.0, 1.0)
-            or bool(self.logit_bias or self.bad_words or self.min_tokens)
+        # Asked of every row in every step.
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.logit_bias
+            or self.bad_words
+            or self.min_tokens
             or self.allowed_token_ids is not None
         )
 

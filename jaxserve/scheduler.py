@@ -174,8 +174,9 @@ class Scheduler:
             sequence = span.sequence
             if sequence.slot >= 0:  # a sequence preempted meanwhile has no pages to show
                 self._prefix.landed(sequence, span.stop)
-            for position, score in enumerate(result.prompt_logprobs, span.start + 1):
-                sequence.prompt_logprobs[position] = score
+            if result.prompt_logprobs:
+                first = span.start + 1
+                sequence.prompt_logprobs.update(enumerate(result.prompt_logprobs, first))
             if not span.draws:
                 continue
             sequence.num_unseen -= 1
@@ -184,16 +185,8 @@ class Scheduler:
         return events
 
     def _take(self, sequence: Sequence, drawn: Drawn) -> TokenEvent:
-        sampling = sequence.request.sampling
-        scored = sampling.prompt_logprobs is None or sequence.first_token is not None
-        if not scored and len(sequence.prompt_logprobs) < sequence.num_prompt - 1:
-            self._finish(sequence)
-            return not_scored(sequence.request)
-        if sampling.max_tokens == 0:
-            sequence.first_token = self.clock()
-            self.policy.observe_first_token(sequence, sequence.first_token)
-            self._finish(sequence)
-            return prompt_only(sequence)
+        if sequence.first_token is None and (event := self._take_prompt(sequence)):
+            return event
         if drawn.token_id < 0:
             self._finish(sequence)
             return not_finite(sequence.request)
@@ -206,6 +199,20 @@ class Scheduler:
             self._finish(sequence)
             self.policy.observe_finish(sequence, self.clock())
         return token_event(sequence, drawn, reason)
+
+    def _take_prompt(self, sequence: Sequence) -> TokenEvent | None:
+        """What a prompt just computed ends with, if nothing is to be drawn after it."""
+        sampling = sequence.request.sampling
+        scored = len(sequence.prompt_logprobs) >= sequence.num_prompt - 1
+        if sampling.prompt_logprobs is not None and not scored:
+            self._finish(sequence)
+            return not_scored(sequence.request)
+        if sampling.max_tokens > 0:
+            return None
+        sequence.first_token = self.clock()
+        self.policy.observe_first_token(sequence, sequence.first_token)
+        self._finish(sequence)
+        return prompt_only(sequence)
 
     def _admit(self, allowance: Allowance, now: float) -> list[Sequence]:
         """Move waiting sequences to running while rows and pages last; those that moved.

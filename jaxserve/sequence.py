@@ -56,6 +56,9 @@ class Sequence:
     first_token: float | None = None
     prompt_logprobs: dict[int, PromptLogprob] = field(default_factory=dict)
 
+    # Asked of every sequence several times a step: each is written out, for a property that asks
+    # others takes several times as long.
+
     @property
     def num_known(self) -> int:
         """Tokens there are, those included that only the device knows yet."""
@@ -63,12 +66,13 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        return self.num_known - self.num_computed
+        return len(self.tokens) + self.num_unseen - self.num_computed
 
     @property
     def is_decoding(self) -> bool:
         """Whether all it needs is the step that draws its next token."""
-        return self.num_pending == 1 and self.num_computed > 0
+        pending = len(self.tokens) + self.num_unseen - self.num_computed
+        return pending == 1 and self.num_computed > 0
 
     @property
     def is_batch(self) -> bool:
@@ -80,12 +84,14 @@ class Sequence:
 
     @property
     def num_drawn(self) -> int:
-        return self.num_known - self.num_prompt
+        return len(self.tokens) + self.num_unseen - len(self.request.prompt_ids)
 
     @property
     def wants_token(self) -> bool:
         """Whether it may still draw: its last token needs no step of its own."""
-        return not self.finished and self.num_drawn < self.request.sampling.max_tokens
+        request = self.request
+        drawn = len(self.tokens) + self.num_unseen - len(request.prompt_ids)
+        return drawn < request.sampling.max_tokens and not self.finished
 
 
 class Span(msgspec.Struct, frozen=True):
