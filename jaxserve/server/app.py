@@ -14,10 +14,11 @@ from jaxserve.config import ServerConfig
 from jaxserve.server.answer import chat_completions, completions
 from jaxserve.server.client import WorkerClient
 from jaxserve.server.middleware import add_request_id, guard
-from jaxserve.server.replies import Model, ModelList, encode
+from jaxserve.server.replies import Model, ModelList, json_response
 from jaxserve.server.service import SERVICE, ModelNotFound, Service
 from jaxserve.server.supervisor import Patience, Supervisor, WorkerCommand
 from jaxserve.server.text import BareIds, Tokenizer
+from jaxserve.server.tokenization import detokenize, tokenize
 
 WRITE_TIMEOUT = 60.0
 """Seconds a client may leave a full buffer unread."""
@@ -74,6 +75,8 @@ def routes() -> list[web.RouteDef]:
     return [
         web.post("/v1/completions", completions),
         web.post("/v1/chat/completions", chat_completions),
+        web.post("/tokenize", tokenize),
+        web.post("/detokenize", detokenize),
         web.get("/v1/models", list_models),
         web.get("/v1/models/{name:.+}", show_model),
         web.get("/health", health),
@@ -101,11 +104,6 @@ def keep_worker(
     return context
 
 
-def json_response(reply: object, status: int = 200) -> web.Response:
-    """`reply` as JSON; msgspec Structs and plain dicts alike."""
-    return web.Response(body=encode(reply), status=status, content_type="application/json")
-
-
 async def list_models(http: web.Request) -> web.Response:
     """GET /v1/models."""
     return json_response(ModelList([served_model(http.app[SERVICE])]))
@@ -121,10 +119,8 @@ async def show_model(http: web.Request) -> web.Response:
 
 
 def served_model(service: Service) -> Model:
-    """The one model there is. Before the worker is ready its context is the checkpoint's."""
-    ready = service.client.ready
-    max_context = service.model.max_context if ready is None else ready.max_context
-    return Model(service.model_name, service.created, max_context)
+    """The one model there is."""
+    return Model(service.model_name, service.created, service.max_context)
 
 
 async def health(http: web.Request) -> web.Response:

@@ -127,7 +127,7 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user: str | None = None
 
 
-Body = TypeVar("Body", CompletionBody, ChatBody)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
@@ -138,7 +138,7 @@ def decode_body(body: bytes, kind: type[Body]) -> Body:
 
     Args:
         body: JSON as it came from the client.
-        kind: CompletionBody or ChatBody.
+        kind: the body's type.
 
     Raises:
         RequestError: not JSON, a field of the wrong type, twice, unknown, or known but not

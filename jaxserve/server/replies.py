@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from jaxserve.request import FinishReason
@@ -154,3 +155,8 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 encode = msgspec.json.Encoder().encode
+
+
+def json_response(reply: object, status: int = 200) -> web.Response:
+    """`reply` as JSON; msgspec Structs and plain dicts alike."""
+    return web.Response(body=encode(reply), status=status, content_type="application/json")

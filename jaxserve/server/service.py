@@ -46,6 +46,8 @@ class Service:
         draining: it finishes what runs and takes nothing new.
         gave_up: why no worker will come any more, or None.
         on_progress: told how a worker's start is getting on.
+        tokenizing: held by the text that /tokenize works on. num_tokenizing: it and those that
+            wait.
         active: generation requests being handled.
         idle: set while `active` is 0.
     """
@@ -61,6 +63,8 @@ class Service:
     draining: bool = False
     gave_up: str | None = None
     on_progress: Callable[[Progress], None] = lambda progress: None
+    tokenizing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    num_tokenizing: int = 0
     active: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -107,6 +111,12 @@ class Service:
             if self.active == 0:
                 self.idle.set()
 
+    @property
+    def max_context(self) -> int:
+        """Most tokens of one sequence. Before the worker is ready it is the checkpoint's."""
+        ready = self.client.ready
+        return self.model.max_context if ready is None else ready.max_context
+
     def limits(self) -> Limits:
         """What the present worker can take; call only while one is ready."""
         ready = self.client.ready
@@ -136,13 +146,14 @@ class Service:
     def _plan(self, body: bytes, chat: bool, caller: str, limits: Limits) -> Generation:
         if chat:
             chat_body = decode_body(body, ChatBody)
-            self._check_model(chat_body.model)
+            self.check_model(chat_body.model)
             return plan_chat(chat_body, self.tokenizer, limits, caller)
         completion_body = decode_body(body, CompletionBody)
-        self._check_model(completion_body.model)
+        self.check_model(completion_body.model)
         return plan_completion(completion_body, self.tokenizer, limits, caller)
 
-    def _check_model(self, name: str | None) -> None:
+    def check_model(self, name: str | None) -> None:
+        """Raises ModelNotFound for the name of another model; None stands for this one."""
         if name not in (None, self.model_name):
             raise ModelNotFound(
                 f"the model {str(name)[:80]!r} is not served here; this is {self.model_name!r}",
