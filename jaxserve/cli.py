@@ -105,6 +105,7 @@ def _add_command(
 def run_serve(flags: argparse.Namespace) -> int:
     # Imported here: `jaxserve pull` needs no server, and the server's process no jax.
     from jaxserve.server.app import make_app
+    from jaxserve.server.keys import Keys
     from jaxserve.server.run import run
     from jaxserve.tokenizer import Tokenizer
 
@@ -116,6 +117,7 @@ def run_serve(flags: argparse.Namespace) -> int:
     ensure_pulled(engine.model, engine.store)
     checkpoint = open_checkpoint(engine.model, Store(engine.store))
     spec = checkpoint.tokenizer
+    keys = Keys(flags.api_key_file, os.environ.get("JAXSERVE_API_KEY"))
     app = make_app(
         server,
         model_name=server.served_model_name or checkpoint.name,
@@ -124,6 +126,7 @@ def run_serve(flags: argparse.Namespace) -> int:
         if spec is None
         else Tokenizer(spec, vocab_size=checkpoint.config.vocab_size),
         worker_argv=worker_argv(engine),
+        keys=keys,
     )
     with ProgressBar() as progress:
 

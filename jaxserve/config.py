@@ -73,6 +73,11 @@ class ServerConfig:
 
     Attributes:
         host: address to listen on. port: 0 picks a free one.
+        uds: path of a Unix socket to listen on instead.
+        ssl_certfile, ssl_keyfile: PEM files for TLS; a key may be in the certificate's file.
+        allow_origin: of the web pages that may read the answers; "*" is any.
+        requests_per_minute, tokens_per_minute: most of each API key; None is no limit.
+        metrics_need_key: /metrics is not open to all where keys are asked for.
         served_model_name: the model id clients use; None derives it from `EngineConfig.model`.
         drain_timeout: seconds that running requests get to finish after SIGTERM.
         max_body_bytes: larger request bodies are refused with 413.
@@ -84,6 +89,13 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: Path | None = None
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    allow_origin: tuple[str, ...] = ()
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    metrics_need_key: bool = False
     served_model_name: str | None = None
     drain_timeout: float = 30.0
     max_body_bytes: int = 8 << 20

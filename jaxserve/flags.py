@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from checkpoints import DEFAULT_MODEL, default_store_path
 from jaxserve.config import EngineConfig, ServerConfig
 
 Parser = argparse.ArgumentParser
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:]+\])(:\d{1,5})?")
 
 
 def add_store(command: Parser) -> None:
@@ -35,6 +37,13 @@ def add_http(serve: Parser) -> None:
     http.add_argument("--host", default=default(ServerConfig, "host"), help="address to listen on")
     http.add_argument(
         "--port", type=port, default=default(ServerConfig, "port"), help="0 picks a free one"
+    )
+    http.add_argument(
+        "--uds", type=Path, metavar="PATH", help="a Unix socket to listen on, not host and port"
+    )
+    http.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="speak TLS: certificate")
+    http.add_argument(
+        "--ssl-keyfile", type=Path, metavar="FILE", help="its key; unset: in the same file"
     )
     http.add_argument("--served-model-name", metavar="NAME", help="the model id clients use")
     http.add_argument(
@@ -71,6 +80,39 @@ def add_http(serve: Parser) -> None:
         help="requests of different API keys share computed prompts too",
     )
     http.add_argument("--access-log", action="store_true", help="log a line of JSON a request")
+    _add_access(serve)
+
+
+def _add_access(serve: Parser) -> None:
+    access = serve.add_argument_group("who may ask, and how much")
+    access.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="lines of 'name: key', read again on SIGHUP; a key in the environment's "
+        "JAXSERVE_API_KEY counts too; unset: everybody may ask",
+    )
+    access.add_argument(
+        "--metrics-need-key",
+        action="store_true",
+        help="/metrics is not open to all, as /health and /version are",
+    )
+    access.add_argument(
+        "--requests-per-minute", type=positive, metavar="N", help="most of each API key"
+    )
+    access.add_argument(
+        "--tokens-per-minute",
+        type=positive,
+        metavar="N",
+        help="most of each API key, prompts and output together",
+    )
+    access.add_argument(
+        "--allow-origin",
+        type=origins,
+        metavar="ORIGIN,ORIGIN,...",
+        default=default(ServerConfig, "allow_origin"),
+        help="web pages that may ask from a browser, such as https://chat.example.org; *: any",
+    )
 
 
 def add_engine(serve: Parser) -> None:
@@ -221,6 +263,18 @@ def port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port, 0 to 65535")
     return int(text)
+
+
+def origins(text: str) -> tuple[str, ...]:
+    """Where web pages come from, as browsers write it."""
+    found = tuple(text.split(","))
+    for origin in found:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise argparse.ArgumentTypeError(
+                f"{origin!r} is not an origin such as https://chat.example.org or "
+                "http://127.0.0.1:3000, without a path, nor *"
+            )
+    return found
 
 
 def seconds(text: str) -> float:

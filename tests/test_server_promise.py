@@ -12,9 +12,9 @@ from toy_server import running_server, sse_lines, strict_json
 from toy_worker import BUSY, OVERDUE, SLOW, VOCAB_SIZE
 
 from jaxserve.frames import Stats
-from jaxserve.server.answer import tenant
 from jaxserve.server.client import WorkerClient
 from jaxserve.server.generation import Limits, plan_completion
+from jaxserve.server.keys import Caller, anonymous
 from jaxserve.server.metrics import FIRST_TOKEN_BUCKETS, NEXT_TOKEN_BUCKETS, Timeline
 from jaxserve.server.openai import CompletionBody
 from jaxserve.server.window import SECONDS, Window
@@ -70,7 +70,7 @@ LIMITS = Limits(VOCAB_SIZE, max_context=64, max_sequences=8, eos_ids=())
 
 def planned(caller="", limits=LIMITS, **fields):
     body = CompletionBody(prompt="abc", **fields)
-    return plan_completion(body, ToyTokenizer(), limits, caller).requests[0]
+    return plan_completion(body, ToyTokenizer(), limits, Caller(caller)).requests[0]
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_the_class_comes_from_tier_or_priority(fields, expected):
 def test_the_user_is_the_tenant_and_without_one_the_key_is(server):
     assert planned("key", user="ann").tenant == "ann"
     assert planned("key").tenant == "key"
-    assert tenant("") == ""
-    assert tenant("Bearer secret") == tenant("Bearer secret") != tenant("Bearer other")
-    assert "secret" not in tenant("Bearer secret")
+    assert anonymous("") == ""
+    assert anonymous("Bearer secret") == anonymous("Bearer secret") != anonymous("Bearer other")
+    assert "secret" not in anonymous("Bearer secret")
 
 
 def test_computed_prompts_are_shared_by_salt_and_by_key_unless_keys_share_them():

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,14 +24,16 @@ from jaxserve.server.supervisor import Patience
 
 SERVER = """
 import sys
+from pathlib import PosixPath
 sys.path[:0] = {paths}
 from toy_server import WORKER, toy_app
 from jaxserve.config import ServerConfig
+from jaxserve.server.keys import Keys
 from jaxserve.server.run import run
 from jaxserve.server.supervisor import Patience
 
 config = ServerConfig(port=0, drain_timeout={drain_timeout})
-app = toy_app(config, WORKER + {flags!r}, Patience(5.0))
+app = toy_app(config, WORKER + {flags!r}, Patience(5.0), keys=Keys({key_file}))
 ready = lambda line: print(line, flush=True)
 code = run(app, config, on_ready=ready)
 print("modules:", *sorted(m for m in sys.modules if m.partition(".")[0] in ("jax", "flax")))
@@ -38,9 +42,11 @@ sys.exit(code)
 
 
 @contextmanager
-def server_process(*flags, drain_timeout=5.0):
+def server_process(*flags, drain_timeout=5.0, key_file=None):
     """(process, port) of a server in a process of its own, which the test must end."""
-    source = SERVER.format(paths=PATHS, drain_timeout=drain_timeout, flags=list(flags))
+    source = SERVER.format(
+        paths=PATHS, drain_timeout=drain_timeout, flags=list(flags), key_file=repr(key_file)
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", source],
         stdout=subprocess.PIPE,
@@ -191,3 +197,34 @@ def test_a_port_in_use_is_a_clear_error():
         config = ServerConfig(port=taken.getsockname()[1])
         with pytest.raises(ConfigError, match=rf"127.0.0.1:{config.port}.*another port"):
             run(toy_app(config, WORKER, Patience(5.0)), config)
+
+
+def test_a_hangup_reads_the_keys_again(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("ann: old\n")
+
+    def status(port, key):
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/models", headers={"Authorization": f"Bearer {key}"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:
+                return reply.status
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    with server_process(key_file=file) as (process, port):
+        assert (status(port, "old"), status(port, "new")) == (200, 401)
+        file.write_text("ann: new\n")
+        process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + TIMEOUT
+        while status(port, "new") != 200 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert (status(port, "old"), status(port, "new")) == (401, 200)
+        file.write_text("no: good: at all, this\n")
+        process.send_signal(signal.SIGHUP)
+        assert "nothing was changed" in process.stderr.readline()
+        assert status(port, "new") == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT) == 0

@@ -20,7 +20,8 @@ from toy_model import MAX_CONTEXT, MODEL, MODEL_NAME, ToyTokenizer
 from jaxserve.config import ServerConfig
 from jaxserve.frames import Progress
 from jaxserve.server.app import make_app
-from jaxserve.server.run import Stop, serve
+from jaxserve.server.keys import Keys
+from jaxserve.server.run import Stop, reload, serve
 from jaxserve.server.service import SERVICE, Service
 from jaxserve.server.supervisor import Patience
 
@@ -41,6 +42,7 @@ class Server:
     port: int = 0
     service: Service = field(init=False, repr=False)
     stop: Callable[[], object] = field(init=False, repr=False)
+    reload: Callable[[], object] = field(init=False, repr=False)
     exit_code: list[int] = field(default_factory=list)
     greetings: list[str] = field(default_factory=list)
     progress: list[tuple[str, int, int]] = field(default_factory=list)
@@ -161,6 +163,7 @@ def toy_app(
     *,
     tokenizer: Any = "toy",
     write_timeout: float = 60.0,
+    keys: Keys | None = None,
 ) -> web.Application:
     return make_app(
         config,
@@ -170,12 +173,17 @@ def toy_app(
         worker_argv=command,
         patience=patience,
         write_timeout=write_timeout,
+        keys=keys,
     )
 
 
 @contextmanager
 def running_server(
-    *worker_flags: str, write_timeout: float = 60.0, tokenizer: Any = "toy", **settings: Any
+    *worker_flags: str,
+    write_timeout: float = 60.0,
+    tokenizer: Any = "toy",
+    keys: Keys | None = None,
+    **settings: Any,
 ) -> Iterator[Server]:
     """The server in a thread, ready for requests; stopped and joined at the end."""
     config = ServerConfig(
@@ -187,13 +195,18 @@ def running_server(
     ready = threading.Event()
 
     async def main() -> None:
-        app = toy_app(config, command, patience, tokenizer=tokenizer, write_timeout=write_timeout)
+        app = toy_app(
+            config, command, patience, tokenizer=tokenizer, write_timeout=write_timeout, keys=keys
+        )
         stop, loop = Stop(), asyncio.get_running_loop()
         server.service = app[SERVICE]
         server.stop = lambda: loop.call_soon_threadsafe(stop.ask)
+        server.reload = lambda: loop.call_soon_threadsafe(reload, app)
 
         def greet(line: str) -> None:
-            server.port = int(line.split()[3].rsplit(":", 1)[1])
+            address = line.split()[3]
+            if address.startswith("http"):
+                server.port = int(address.rsplit(":", 1)[1])
             server.greetings.append(line)
             ready.set()
 

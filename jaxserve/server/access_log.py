@@ -19,7 +19,7 @@ class Generated(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         answer_id: the `id` of the answer.
-        tenant: who asked: `user`, or what stands for the API key.
+        tenant: who asked: the API key's name. Without keys `user`, or what stands for the key.
         service_class: interactive or batch.
         stream: whether the answer was streamed.
         choices: sequences.
@@ -53,6 +53,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
         status: of the answer, 499 if nobody was left to read it.
         seconds: from its arrival to the end of the answer.
         client: address.
+        tenant: name of the API key, where keys are asked for.
         generated: for one that got as far as generating.
     """
 
@@ -62,6 +63,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     status: int
     seconds: float
     client: str | None = None
+    tenant: str | None = None
     generated: Generated | None = None
 
 

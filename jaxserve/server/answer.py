@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -13,6 +12,7 @@ from aiohttp import web
 
 from jaxserve.errors import DeadlinePassed, EngineStopped, Overloaded, RequestError
 from jaxserve.server.access_log import Generated, generated
+from jaxserve.server.auth import CALLER
 from jaxserve.server.choice import Choice, Delta
 from jaxserve.server.client import Inbox
 from jaxserve.server.failures import INTERNAL_ERROR, detail, failure
@@ -56,23 +56,20 @@ async def generate(http: web.Request, *, chat: bool) -> web.StreamResponse:
     if refusal is not None:
         return refusal
     with service.handling():
-        caller = tenant(http.headers.get("Authorization", ""))
+        caller = http[CALLER]
         generation = await service.prepare(body, chat=chat, caller=caller)
         logger.debug("%s asked for by user %r", generation.answer_id, generation.user)
         refusal = service.turn_away(len(generation.requests))
         if refusal is not None:
             return refusal
+        service.rates.admit(caller.name, "tokens", sum(len(p.ids) for p in generation.prompts))
         inbox = service.client.submit(generation.requests, arrived=arrived)
+        answer = http[ANSWER] = Answer(service, generation, inbox)
         try:
-            answer = http[ANSWER] = Answer(service, generation, inbox)
             return await (stream(http, answer) if generation.stream else whole(answer))
         finally:
             service.client.close(inbox)
-
-
-def tenant(credentials: str) -> str:
-    """Who asks, for a fair share. Stands for the key, which nobody needs to see."""
-    return hashlib.sha256(credentials.encode()).hexdigest()[:16] if credentials else ""
+            service.charge(caller, answer.usage())
 
 
 async def read_json(http: web.Request) -> bytes:

@@ -11,9 +11,15 @@ from aiohttp import web
 
 from checkpoints.model_config import ModelConfig
 from jaxserve.config import ServerConfig
+from jaxserve.errors import ConfigError
 from jaxserve.server.answer import chat_completions, completions
+from jaxserve.server.auth import add_rates, authenticate
 from jaxserve.server.client import WorkerClient
+from jaxserve.server.cors import add_origin, answer_preflights
+from jaxserve.server.keys import Keys
+from jaxserve.server.listen import RELOADS
 from jaxserve.server.middleware import add_request_id, guard
+from jaxserve.server.rates import Rates
 from jaxserve.server.replies import Model, ModelList, json_response
 from jaxserve.server.service import SERVICE, ModelNotFound, Service
 from jaxserve.server.supervisor import Patience, Supervisor, WorkerCommand
@@ -32,6 +38,7 @@ def make_app(
     model: ModelConfig,
     tokenizer: Tokenizer | None,
     worker_argv: WorkerCommand,
+    keys: Keys | None = None,
     patience: Patience | None = None,
     write_timeout: float = WRITE_TIMEOUT,
 ) -> web.Application:
@@ -43,9 +50,19 @@ def make_app(
         model: gives the end tokens and the context.
         tokenizer: None for a model that has none: prompts are ids then, and so is the text.
         worker_argv: command line of the worker; `--socket PATH` is appended.
+        keys: whose requests are taken; None takes everybody's.
         patience: how long to wait for the worker; None takes the defaults.
         write_timeout: seconds after which a client that stopped reading is dropped.
+
+    Raises:
+        ConfigError: there are limits for each key, and no keys.
     """
+    keys = keys or Keys()
+    limits = (config.requests_per_minute, config.tokens_per_minute)
+    if not keys.needed and limits != (None, None):
+        raise ConfigError(
+            "--requests-per-minute and --tokens-per-minute are for each API key: add --api-key-file"
+        )
     client = WorkerClient()
     service = Service(
         config=config,
@@ -53,6 +70,8 @@ def make_app(
         model=model,
         tokenizer=tokenizer if tokenizer is not None else BareIds(),
         client=client,
+        keys=keys,
+        rates=Rates(*limits),
         write_timeout=write_timeout,
     )
     supervisor = Supervisor(
@@ -62,9 +81,15 @@ def make_app(
         on_progress=lambda progress: service.on_progress(progress),
     )
 
-    app = web.Application(middlewares=[guard], client_max_size=config.max_body_bytes)
+    preflight = [answer_preflights(config.allow_origin)] if config.allow_origin else []
+    app = web.Application(
+        middlewares=[guard, *preflight, authenticate], client_max_size=config.max_body_bytes
+    )
     app[SERVICE] = service
-    app.on_response_prepare.append(add_request_id)
+    app[RELOADS] = [keys.reload]
+    app.on_response_prepare.extend([add_request_id, add_rates])
+    if config.allow_origin:
+        app.on_response_prepare.append(add_origin(config.allow_origin))
     app.cleanup_ctx.append(keep_worker(service, supervisor))
     app.add_routes(routes())
     return app

@@ -15,7 +15,7 @@ RETRY_AFTER = "1"
 
 INTERNAL_ERROR = "internal error: the server's log says more"
 
-TYPES = {404: "not_found_error", 429: "rate_limit_error"}
+TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 CODES = {
     404: "not_found",
     405: "method_not_allowed",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from jaxserve.errors import RequestError
 from jaxserve.request import MAX_TOP_LOGPROBS, Request
+from jaxserve.server.keys import NOBODY, Caller
 from jaxserve.server.limits import Limits, within
 from jaxserve.server.openai import ChatBody, CompletionBody, StreamOptions
 from jaxserve.server.prompts import Prompt, chat_prompt, completion_prompts
@@ -61,7 +62,7 @@ class Generation:
 
 
 def plan_completion(
-    body: CompletionBody, tokenizer: Tokenizer, limits: Limits, caller: str = ""
+    body: CompletionBody, tokenizer: Tokenizer, limits: Limits, caller: Caller = NOBODY
 ) -> Generation:
     """Raises RequestError, naming the field, for anything that cannot be served."""
     n = within("n", body.n, 1, MAX_N, default=1)
@@ -88,7 +89,9 @@ def plan_completion(
     )
 
 
-def plan_chat(body: ChatBody, tokenizer: Tokenizer, limits: Limits, caller: str = "") -> Generation:
+def plan_chat(
+    body: ChatBody, tokenizer: Tokenizer, limits: Limits, caller: Caller = NOBODY
+) -> Generation:
     """Raises RequestError, naming the field, for anything that cannot be served."""
     n = within("n", body.n, 1, MAX_N, default=1)
     top_logprobs = within("top_logprobs", body.top_logprobs, 0, MAX_TOP_LOGPROBS, default=0)
@@ -128,7 +131,7 @@ def plan(
     max_tokens: int | None,
     top_logprobs: int | None,
     prefix: str,
-    caller: str,
+    caller: Caller,
 ) -> Generation:
     """What both endpoints share. `max_tokens` is the client's, `top_logprobs` already checked."""
     if len(prompts) * n > limits.max_sequences:
@@ -148,9 +151,9 @@ def plan(
         "",
         (),
         sampling,
-        cache_salt=f"{'' if limits.shared_cache else caller}/{body.cache_salt or ''}",
+        cache_salt=f"{'' if limits.shared_cache else caller.name}/{body.cache_salt or ''}",
         service_class=service_class(body),
-        tenant=body.user or caller,
+        tenant=caller.tenant(body.user),
         deadline=deadline(body),
     )
     requests: list[Request] = []

@@ -45,8 +45,9 @@ COUNTERS = {
     "step_tokens": "Tokens computed, prompts and decodes.",
     "gap_seconds": "Seconds the device waited for the host although there was work.",
 }
-REFUSALS = ("late", "full", "deadline", "pending")
-"""Why sequences are refused: the promise, the queue, their own deadline, or --max-pending."""
+REFUSALS = ("late", "full", "deadline", "pending", "rate")
+"""Why sequences are refused: the promise, the queue, their own deadline, --max-pending, or, whole
+requests, the limits of their API key."""
 
 
 class Timeline:
@@ -81,6 +82,7 @@ class Metrics:
         worker: the worker's newest Stats; replaced whenever one comes.
         requests: finished HTTP requests by endpoint and outcome.
         broken_streams: those among them whose status said 200 and whose end was an error.
+        key_requests: those of each API key by outcome, where keys are asked for.
         refused: sequences not let in, or given up for their deadline, by reason.
     """
 
@@ -119,6 +121,18 @@ class Metrics:
             "jaxserve_requests",
             "Finished HTTP requests.",
             ("endpoint", "outcome"),
+            registry=registry,
+        )
+        self.key_requests = Counter(
+            "jaxserve_key_requests",
+            "Finished HTTP requests of each API key.",
+            ("key", "outcome"),
+            registry=registry,
+        )
+        self._key_tokens = Counter(
+            "jaxserve_key_tokens",
+            "Tokens of each API key, of prompts and generated.",
+            ("key", "kind"),
             registry=registry,
         )
         self.broken_streams = Counter(
@@ -213,6 +227,11 @@ class Metrics:
         if timeline.num_tokens > 1:
             self._per_token.observe(timeline.per_token)
             self._per_window.add(timeline.per_token, timeline.last)
+
+    def used(self, key: str, prompt_tokens: int, output_tokens: int) -> None:
+        """A request of this API key has ended."""
+        self._key_tokens.labels(key, "prompt").inc(prompt_tokens)
+        self._key_tokens.labels(key, "output").inc(output_tokens)
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text format."""

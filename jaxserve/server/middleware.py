@@ -15,7 +15,9 @@ from aiohttp.typedefs import Handler
 from jaxserve.errors import DeadlinePassed, EngineStopped, Overloaded, RequestError
 from jaxserve.server import access_log
 from jaxserve.server.answer import ANSWER
+from jaxserve.server.auth import CALLER
 from jaxserve.server.failures import INTERNAL_ERROR, failure, http_failure, refusal
+from jaxserve.server.rates import RateLimited
 from jaxserve.server.service import SERVICE, ModelNotFound
 
 logger = logging.getLogger("jaxserve.server")
@@ -51,15 +53,17 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         status = response.status
         return response
     finally:
+        metrics, caller = request.app[SERVICE].client.metrics, request.get(CALLER)
         if request.path in GENERATING:
-            counter = request.app[SERVICE].client.metrics.requests
-            counter.labels(request.path, outcome(status)).inc()
+            metrics.requests.labels(request.path, outcome(status)).inc()
+        if caller is not None and caller.has_key:
+            metrics.key_requests.labels(caller.name, outcome(status)).inc()
         access_log.log(partial(access_line, request, status, perf_counter() - started))
 
 
 def access_line(http: web.Request, status: int, seconds: float) -> access_log.Line:
     """What the log says of a request."""
-    answer = http.get(ANSWER)
+    answer, caller = http.get(ANSWER), http.get(CALLER)
     return access_log.Line(
         request_id=request_id(http),
         method=http.method,
@@ -67,6 +71,7 @@ def access_line(http: web.Request, status: int, seconds: float) -> access_log.Li
         status=status,
         seconds=round(seconds, 6),
         client=http.remote,
+        tenant=caller.name if caller is not None and caller.has_key else None,
         generated=None if answer is None else answer.summary(),
     )
 
@@ -79,6 +84,9 @@ async def answer(http: web.Request, handler: Handler) -> web.StreamResponse:
         return failure(404, str(error), param=error.param, code="model_not_found")
     except RequestError as error:
         return failure(400, str(error), param=error.param)
+    except RateLimited as error:
+        http.app[SERVICE].client.metrics.refused.labels("rate").inc()
+        return refusal(error)
     except (Overloaded, DeadlinePassed) as error:
         return refusal(error)
     except EngineStopped as error:
@@ -96,5 +104,11 @@ async def answer(http: web.Request, handler: Handler) -> web.StreamResponse:
 
 def outcome(status: int) -> str:
     """One word for the metrics."""
-    words = {CLIENT_LEFT: "client_left", 429: "overloaded", 503: "unavailable", 504: "late"}
+    words = {
+        CLIENT_LEFT: "client_left",
+        401: "unauthorized",
+        429: "overloaded",
+        503: "unavailable",
+        504: "late",
+    }
     return words.get(status, "ok" if status < 400 else "refused" if status < 500 else "error")

@@ -15,6 +15,7 @@ from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.frames import Progress
 from jaxserve.server.app import SUPERVISION
+from jaxserve.server.listen import RELOADS, listen, url
 from jaxserve.server.service import SERVICE, Service
 
 logger = logging.getLogger("jaxserve.server")
@@ -49,7 +50,7 @@ def run(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_ready: Callable[[str], None] = print,
 ) -> int:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT. SIGHUP reads keys and certificates again.
 
     Then the listener closes, what runs may finish within `config.drain_timeout`, the rest ends with
     an error event, and the worker stops. A second signal skips the waiting.
@@ -64,7 +65,7 @@ def run(
         The exit code: 0, or 1 if the worker could not be kept alive.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: the address cannot be listened on, or not with that certificate.
     """
 
     async def main() -> int:
@@ -72,6 +73,7 @@ def run(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.ask)
+        loop.add_signal_handler(signal.SIGHUP, reload, app)
         return await serve(app, config, stop, on_progress=on_progress, on_ready=on_ready)
 
     return asyncio.run(main())
@@ -94,9 +96,7 @@ async def serve(
     await runner.setup()
     try:
         site = await listen(runner, config)
-        greeting = asyncio.create_task(
-            greet(service, config.host, runner.addresses[0][1], on_ready)
-        )
+        greeting = asyncio.create_task(greet(service, url(runner, config), on_ready))
         asked = asyncio.create_task(stop.asked.wait())
         supervision = app[SUPERVISION]
         first: set[asyncio.Future[Any]] = {supervision, asked}
@@ -114,24 +114,21 @@ async def serve(
         await runner.cleanup()
 
 
-async def listen(runner: web.AppRunner, config: ServerConfig) -> web.TCPSite:
-    """Open the address. ConfigError if that cannot be done."""
-    site = web.TCPSite(runner, config.host, config.port)
-    try:
-        await site.start()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {config.host}:{config.port} ({error.strerror}): choose another port"
-        ) from error
-    return site
+def reload(app: web.Application) -> None:
+    """Read again what may have changed. What cannot be read stays as it was."""
+    for read_again in app[RELOADS]:
+        try:
+            read_again()
+        except ConfigError as error:
+            logger.error("nothing was changed: %s", error)
 
 
-async def greet(service: Service, host: str, port: int, on_ready: Callable[[str], None]) -> None:
+async def greet(service: Service, address: str, on_ready: Callable[[str], None]) -> None:
     """Say once that requests are welcome."""
     await service.client.first_ready.wait()
     ready = service.client.ready
     description = f", {ready.description}" if ready is not None else ""
-    on_ready(f"jaxserve ready on http://{host}:{port} (model {service.model_name}{description})")
+    on_ready(f"jaxserve ready on {address} (model {service.model_name}{description})")
 
 
 async def drain(service: Service, stop: Stop, timeout: float) -> None:

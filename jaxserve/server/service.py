@@ -18,8 +18,11 @@ from jaxserve.frames import Progress
 from jaxserve.server.client import WorkerClient
 from jaxserve.server.failures import failure
 from jaxserve.server.generation import Generation, plan_chat, plan_completion
+from jaxserve.server.keys import NOBODY, Caller, Keys
 from jaxserve.server.limits import Limits
 from jaxserve.server.openai import ChatBody, CompletionBody, decode_body
+from jaxserve.server.rates import Rates
+from jaxserve.server.replies import Usage
 from jaxserve.server.text import Tokenizer
 
 INLINE_BODY_BYTES = 4096
@@ -40,6 +43,7 @@ class Service:
         model: its vocabulary's end tokens and its context.
         tokenizer: its tokenizer.
         client: the way to the worker.
+        keys: whose requests are taken. rates: how many, and of how many tokens.
         write_timeout: seconds a client may leave a full buffer unread before it is dropped.
         pool: threads for encoding prompts, first come first served.
         created: when the server started, Unix time.
@@ -57,6 +61,8 @@ class Service:
     model: ModelConfig
     tokenizer: Tokenizer
     client: WorkerClient
+    keys: Keys
+    rates: Rates
     write_timeout: float
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "encode"))
     created: int = field(default_factory=lambda: int(time.time()))
@@ -129,10 +135,10 @@ class Service:
             shared_cache=self.config.shared_cache,
         )
 
-    async def prepare(self, body: bytes, *, chat: bool, caller: str = "") -> Generation:
+    async def prepare(self, body: bytes, *, chat: bool, caller: Caller = NOBODY) -> Generation:
         """Decode and check a body and encode its prompts, off the event loop if that takes long.
 
-        `caller` stands for who asks, unless the body says so itself.
+        `caller` is who asks; without keys the body may say so itself.
 
         Raises:
             RequestError: the request cannot be served.
@@ -143,7 +149,13 @@ class Service:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.pool, self._plan, body, chat, caller, limits)
 
-    def _plan(self, body: bytes, chat: bool, caller: str, limits: Limits) -> Generation:
+    def charge(self, caller: Caller, usage: Usage) -> None:
+        """Note what a key has had: the output is taken from its tokens now, the prompt was."""
+        self.rates.spend(caller.name, "tokens", usage.completion_tokens)
+        if caller.has_key:
+            self.client.metrics.used(caller.name, usage.prompt_tokens, usage.completion_tokens)
+
+    def _plan(self, body: bytes, chat: bool, caller: Caller, limits: Limits) -> Generation:
         if chat:
             chat_body = decode_body(body, ChatBody)
             self.check_model(chat_body.model)
