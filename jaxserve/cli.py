@@ -26,8 +26,9 @@ from checkpoints import (
 )
 from jaxserve.cards import Dtype, find_card
 from jaxserve.config import EngineConfig, ServerConfig, encode_engine_config
+from jaxserve.config_file import effective_config, use_config_file
 from jaxserve.errors import ConfigError, JaxserveError
-from jaxserve.flags import add_engine, add_http, add_model, add_store
+from jaxserve.flags import add_config, add_engine, add_http, add_model, add_store
 from jaxserve.frames import Progress
 from jaxserve.plan import find_model, make_plan
 from jaxserve.plan.chart import write_chart
@@ -45,8 +46,12 @@ Commands = argparse._SubParsersAction  # argparse has no public name for what ad
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit code; errors are one line on stderr."""
-    flags = make_parser().parse_args(argv)
+    parser = make_parser()
+    flags = parser.parse_args(argv)
     try:
+        if getattr(flags, "config", None) is not None:
+            use_config_file(flags.command, flags.config)
+            flags = parser.parse_args(argv)
         return int(flags.run(flags))
     except (JaxserveError, CheckpointError) as error:
         print(f"jaxserve: {error}", file=sys.stderr)
@@ -66,9 +71,10 @@ def make_parser() -> argparse.ArgumentParser:
     serve = _add_command(
         commands, "serve", "serve a model over an OpenAI-compatible HTTP API", run_serve
     )
-    add_model(serve)
-    add_http(serve)
-    add_engine(serve)
+    _add_serving(serve)
+    _add_serving(
+        _add_command(commands, "config", "what serve would be told, as a file for it", run_config)
+    )
     add_model(_add_command(commands, "pull", "fetch or convert a model into the store", run_pull))
     _add_command(commands, "models", "list the models known and the models pulled", run_models)
     add_plan(_add_command(commands, "plan", "what a card can serve, and how fast", run_plan))
@@ -85,6 +91,13 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_serving(command: argparse.ArgumentParser) -> None:
+    add_config(command)
+    add_model(command)
+    add_http(command)
+    add_engine(command)
+
+
 def _add_command(
     commands: Commands[argparse.ArgumentParser],
     name: str,
@@ -98,7 +111,7 @@ def _add_command(
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_store(command)
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, command=command)
     return command
 
 
@@ -138,6 +151,11 @@ def run_serve(flags: argparse.Namespace) -> int:
             print(line, flush=True)
 
         return run(app, server, on_progress=show, on_ready=ready)
+
+
+def run_config(flags: argparse.Namespace) -> int:
+    print(effective_config(flags.command, flags), end="")
+    return 0
 
 
 def run_pull(flags: argparse.Namespace) -> int:

@@ -26,6 +26,15 @@ def add_store(command: Parser) -> None:
     )
 
 
+def add_config(command: Parser) -> None:
+    command.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE.toml",
+        help="defaults for the flags below, a line 'flag = value' each",
+    )
+
+
 def add_model(command: Parser) -> None:
     command.add_argument(
         "model", nargs="?", default=DEFAULT_MODEL, help="name, path or hf:org/name"

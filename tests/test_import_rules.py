@@ -27,6 +27,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.errors": (),
     "jaxserve.request": (),
     "jaxserve.config": (),
+    "jaxserve.config_file": ("jaxserve.errors",),
     "jaxserve.frames": ("jaxserve.request",),
     "jaxserve.batch": ("jaxserve.request",),
     "jaxserve.models": (*TYPES, "jaxserve.batch", "jaxserve.models", "pallas_kernels"),

@@ -63,7 +63,7 @@ def test_the_python_snippet_prints_a_sensible_answer(live: LiveServer):
 @pytest.mark.parametrize(
     "line",
     [
-        line.split("jaxserve ", 1)[1]
+        line.split("jaxserve ", 1)[1].split(" > ")[0]
         for block in blocks("bash")
         for line in block.splitlines()
         if line.startswith(".venv/bin/jaxserve")
