@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from importlib.metadata import PackageNotFoundError, version
 
 from aiohttp import web
 
@@ -19,8 +18,9 @@ from jaxserve.server.cors import add_origin, answer_preflights
 from jaxserve.server.keys import Keys
 from jaxserve.server.listen import RELOADS
 from jaxserve.server.middleware import add_request_id, guard
+from jaxserve.server.openapi import package_version, show_docs, show_openapi
 from jaxserve.server.rates import Rates
-from jaxserve.server.replies import Model, ModelList, json_response
+from jaxserve.server.replies import Health, Model, ModelList, Version, json_response
 from jaxserve.server.service import SERVICE, ModelNotFound, Service
 from jaxserve.server.supervisor import Patience, Supervisor, WorkerCommand
 from jaxserve.server.text import BareIds, Tokenizer
@@ -107,6 +107,8 @@ def routes() -> list[web.RouteDef]:
         web.get("/health", health),
         web.get("/metrics", metrics),
         web.get("/version", show_version),
+        web.get("/openapi.json", show_openapi),
+        web.get("/docs", show_docs),
     ]
 
 
@@ -152,8 +154,8 @@ async def health(http: web.Request) -> web.Response:
     """GET /health: 200 while requests are welcome, else 503 and why not."""
     reason = http.app[SERVICE].why_unavailable()
     if reason is None:
-        return json_response({"status": "ok"})
-    return json_response({"status": "unavailable", "reason": reason}, status=503)
+        return json_response(Health("ok"))
+    return json_response(Health("unavailable", reason), status=503)
 
 
 async def metrics(http: web.Request) -> web.Response:
@@ -165,7 +167,4 @@ async def metrics(http: web.Request) -> web.Response:
 
 async def show_version(http: web.Request) -> web.Response:
     """GET /version."""
-    try:
-        return json_response({"version": version("jaxserve")})
-    except PackageNotFoundError:  # run from a checkout that was never installed
-        return json_response({"version": "unknown"})
+    return json_response(Version(package_version()))

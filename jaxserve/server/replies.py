@@ -154,6 +154,20 @@ class ModelList(msgspec.Struct, frozen=True):
     object: Literal["list"] = "list"
 
 
+class Health(msgspec.Struct, frozen=True):
+    """Attributes:
+    status: "ok" while requests are welcome.
+    reason: why they are not.
+    """
+
+    status: Literal["ok", "unavailable"]
+    reason: str | UnsetType = UNSET
+
+
+class Version(msgspec.Struct, frozen=True):
+    version: str
+
+
 encode = msgspec.json.Encoder().encode
 
 
