@@ -6,7 +6,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from toy_model import MODEL_NAME
 from toy_server import running_server, sse_lines, strict_json
-from toy_worker import ERROR
+from toy_worker import ERROR, SLOW
 
 from jaxserve.server.app import routes
 
@@ -97,7 +97,7 @@ def test_every_event_of_a_stream_is_what_it_says(server, document):
         assert len(reply.events) >= 2
         for event in reply.events:
             validate(document, kind, event)
-    broken = server.complete([97, ERROR], stream=True)
+    broken = server.complete([97, SLOW, ERROR], stream=True)
     validate(document, "ErrorReply", strict_json(sse_lines(broken.body)[-1].encode()))
 
 
