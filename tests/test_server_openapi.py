@@ -9,6 +9,7 @@ from toy_server import running_server, sse_lines, strict_json
 from toy_worker import ERROR, SLOW
 
 from jaxserve.server.app import routes
+from jaxserve.server.keys import Keys
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -119,3 +120,12 @@ def test_the_page_shows_every_operation_and_type_and_loads_nothing(server, docum
     assert ids == operations | document["components"]["schemas"].keys()
     assert set(re.findall(r'href="#(\w+)"', page)) <= ids
     assert "array of string or integer or array of integer" in page  # a prompt
+
+
+def test_it_is_open_to_all_and_says_what_else_is():
+    with running_server(keys=Keys(key="secret")) as server:
+        document = server.request("GET", "/openapi.json").json
+        for path, methods in document["paths"].items():
+            if "get" in methods and "{" not in path:
+                is_open = methods["get"].get("security") == []
+                assert (server.request("GET", path).status == 200) == is_open or path == "/metrics"

@@ -10,8 +10,8 @@ from jaxserve.server.keys import Caller
 from jaxserve.server.service import SERVICE
 
 CALLER = web.RequestKey("caller", Caller)
-OPEN = frozenset({"/health", "/version"})
-"""What a load balancer asks."""
+OPEN = frozenset({"/health", "/version", "/openapi.json", "/docs"})
+"""What a load balancer asks, and what tells how to ask."""
 METRICS = "/metrics"
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="jaxserve"'}
 

@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 from jinja2 import Environment, select_autoescape
 
+from jaxserve.server.auth import OPEN
 from jaxserve.server.operations import OPERATIONS, Operation, Type
 from jaxserve.server.replies import ErrorReply, json_response
 
@@ -21,6 +22,7 @@ Schema = dict[str, Any]
 SCHEMAS = "#/components/schemas/"
 REASONS = {
     400: "The request cannot be served as it stands; `param` names the field at fault",
+    401: "A key of this server is needed, where it was given some",
     404: "There is no such thing, or the model is another one",
     413: "The body is too large",
     429: "Not now: `Retry-After` says when to come again",
@@ -112,6 +114,8 @@ def described(method: str, path: str, operation: Operation) -> Schema:
         "operationId": "_".join([method.lower(), *words]).replace(".", "_"),
         "responses": responses(operation),
     }
+    if path in OPEN:
+        entry["security"] = []
     names = re.findall(r"{(\w+)}", path)
     if names:
         entry["parameters"] = [

@@ -22,7 +22,7 @@ from jaxserve.server.tokenization import DetokenizeBody, Detokenized, TokenizeBo
 
 Type = type[msgspec.Struct]
 
-READING = (400, 404, 413)
+READING = (400, 401, 404, 413)
 GENERATING = (*READING, 429, 500, 503, 504)
 
 
@@ -80,8 +80,8 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = MappingProxyType(
             required=("tokens",),
             errors=(*READING, 429),
         ),
-        ("GET", "/v1/models"): Operation("The models served", ModelList),
-        ("GET", "/v1/models/{name}"): Operation("A model, by its name", Model, errors=(404,)),
+        ("GET", "/v1/models"): Operation("The models served", ModelList, errors=(401,)),
+        ("GET", "/v1/models/{name}"): Operation("A model, by its name", Model, errors=(401, 404)),
         ("GET", "/health"): Operation(
             "Whether requests are welcome", Health, errors=(503,), unavailable=Health
         ),
