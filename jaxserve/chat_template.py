@@ -12,13 +12,16 @@ from jaxserve.errors import RequestError
 from jaxserve.template_sandbox import BoundedTemplate, RenderLimits, TemplateRefusal
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-_TOOL_ROLES = ("tool", "function")
-_TOOL_FIELDS = ("tool_calls", "function_call", "tool_call_id")
 _PROBE = "probe"
 
 
 class ChatTemplate:
-    """A model's chat template, compiled once. Threads may share it."""
+    """A model's chat template, compiled once. Threads may share it.
+
+    Attributes:
+        source: its text.
+        variables: that it looks at; none if it does not compile.
+    """
 
     def __init__(self, spec: TokenizerSpec, *, limits: RenderLimits | None = None) -> None:
         """Compile the template of `spec`, which must have one.
@@ -28,6 +31,8 @@ class ChatTemplate:
         """
         named = {"bos_token": spec.bos_token, "eos_token": spec.eos_token}
         named |= dict(spec.special_tokens)
+        self.source = spec.chat_template or ""
+        self.variables: frozenset[str] = frozenset()
         self._variables: dict[str, object] = {"tools": None, "documents": None}
         # A token the model lacks stays undefined: None would be written out as "None".
         self._variables |= {name: text for name, text in named.items() if text is not None}
@@ -35,10 +40,11 @@ class ChatTemplate:
         self._broken = ""
         self._content_as_parts = False
         try:
-            self._template = BoundedTemplate(spec.chat_template or "", limits=limits)
+            self._template = BoundedTemplate(self.source, limits=limits)
         except Exception as error:  # a stranger's program: jinja2 may fail on it in many ways
             self._broken = f"{type(error).__name__}: {error}"
         else:
+            self.variables = self._template.variables
             self._content_as_parts = not self._shows(_PROBE) and self._shows(_parts(_PROBE))
 
     def render(
@@ -46,6 +52,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
         template_arguments: Mapping[str, object],
     ) -> str:
         """The conversation as the model wants to read it.
@@ -53,6 +60,7 @@ class ChatTemplate:
         Args:
             messages: see `check_messages`.
             add_generation_prompt: end where the assistant's next turn begins.
+            tools: functions that may be called, as OpenAI's API describes them.
             template_arguments: further variables, for templates with switches of their own.
 
         Raises:
@@ -61,8 +69,15 @@ class ChatTemplate:
         """
         turns = check_messages(messages)
         if self._content_as_parts:
-            turns = [turn | {"content": _parts(turn["content"])} for turn in turns]
-        ours = self._variables | {"messages": turns, "add_generation_prompt": add_generation_prompt}
+            turns = [
+                turn if turn["content"] is None else turn | {"content": _parts(turn["content"])}
+                for turn in turns
+            ]
+        ours = self._variables | {
+            "messages": turns,
+            "add_generation_prompt": add_generation_prompt,
+            "tools": tools,
+        }
         for name in template_arguments:
             if name in ours or name in ("raise_exception", "strftime_now"):
                 raise RequestError(
@@ -99,7 +114,8 @@ def check_messages(messages: object) -> list[dict[str, object]]:
     """The messages in the one form templates get: `content` is a string.
 
     Content may be a string, a list of {"type": "text", "text": ...} parts (joined), or, for an
-    assistant, null (which reads as empty). Other fields that are null count as absent.
+    assistant, null. That reads as empty, except where calls stand in its place: there templates
+    look for the null. Other fields that are null count as absent.
 
     Raises:
         RequestError: naming the place, such as `messages[2].content`.
@@ -117,14 +133,11 @@ def _check_message(message: object, place: str) -> dict[str, object]:
     role = message.get("role")
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise _wrong(f"{place}.role", "one word such as 'user'", role)
-    if role in _TOOL_ROLES:
-        raise _unsupported(f"{place}.role", f"the role {role!r}")
-    for field in _TOOL_FIELDS:
-        if message.get(field):
-            raise _unsupported(f"{place}.{field}", f"{field!r}")
     if "content" not in message:
         raise RequestError(f"{place}.content is missing", param=f"{place}.content")
-    content = _check_content(message["content"], f"{place}.content", role)
+    content: str | None = None
+    if message["content"] is not None or not message.get("tool_calls"):
+        content = _check_content(message["content"], f"{place}.content", role)
     kept = {str(name): value for name, value in message.items() if value is not None}
     return kept | {"content": content}
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer as HubTokenizer
@@ -64,7 +64,14 @@ class TokenBytes:
         self._bytes: list[bytes | None] = [None] * vocab_size
         self.dummy_prefix = rule.dummy_prefix
         added = tokenizer.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._special = {i: token.content for i, token in added.items() if token.special}
+        self.special_ids = frozenset(self._special)
+
+    def skipped_ids(self, shown: Set[str]) -> frozenset[int]:
+        """The special tokens without those named in `shown`."""
+        if not shown:
+            return self.special_ids
+        return frozenset(i for i, name in self._special.items() if name not in shown)
 
     def __getitem__(self, token_id: int) -> bytes:
         if not 0 <= token_id < len(self._bytes):
@@ -86,10 +93,16 @@ class IncrementalDetokenizer:
     """
 
     def __init__(
-        self, table: TokenBytes, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
+        self,
+        table: TokenBytes,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown: Set[str] = frozenset(),
     ) -> None:
+        """Continue `prompt_ids`; `shown` are special tokens that are not skipped in any case."""
         self._table = table
-        self._skipped = table.special_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = table.skipped_ids(shown) if skip_special_tokens else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._drop_space = table.dummy_prefix and not any(map(self._bytes_of, prompt_ids))
         self._decoder.decode(self._last_bytes(prompt_ids))

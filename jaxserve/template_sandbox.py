@@ -24,7 +24,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -58,7 +58,11 @@ class LimitExceeded(jinja2.TemplateError):
 
 
 class BoundedTemplate:
-    """A compiled chat template, as Hugging Face's chat templates expect to be run."""
+    """A compiled chat template, as Hugging Face's chat templates expect to be run.
+
+    Attributes:
+        variables: that it looks at.
+    """
 
     def __init__(self, source: str, *, limits: RenderLimits | None = None) -> None:
         """Compile `source`.
@@ -68,7 +72,9 @@ class BoundedTemplate:
         """
         self._limits = limits or RenderLimits()
         environment = _Sandbox(self._limits)
-        tree = _MeteredBodies().visit(environment.parse(source))
+        tree = environment.parse(source)
+        self.variables = frozenset(meta.find_undeclared_variables(tree))
+        tree = _MeteredBodies().visit(tree)
         self._template = environment.from_string(tree)
 
     def render(self, variables: Mapping[str, object]) -> str:

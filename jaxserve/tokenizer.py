@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 
 from tokenizers import Tokenizer as HubTokenizer
@@ -27,6 +27,8 @@ class Tokenizer:
         vocab_size: V, rows of the model's embedding. Every id is in [0, V).
         add_bos: a plain text prompt starts with BOS.
         has_chat_template: `encode_chat` and `render_chat` can be used.
+        chat_template: its text, empty without one.
+        template_variables: that it looks at.
     """
 
     def __init__(self, spec: TokenizerSpec, *, vocab_size: int) -> None:
@@ -48,6 +50,10 @@ class Tokenizer:
         self.vocab_size = vocab_size
         self.add_bos = spec.add_bos
         self.has_chat_template = self._template is not None
+        self.chat_template = "" if self._template is None else self._template.source
+        self.template_variables = (
+            frozenset[str]() if self._template is None else self._template.variables
+        )
 
     def encode(self, text: str, *, param: str) -> list[int]:
         """The ids of a piece of text, with nothing added.
@@ -95,6 +101,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
         template_arguments: Mapping[str, object] = NO_ARGUMENTS,
     ) -> list[int]:
         """The ids of a conversation, written out by the model's chat template.
@@ -106,6 +113,7 @@ class Tokenizer:
         text = self.render_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
+            tools=tools,
             template_arguments=template_arguments,
         )
         ids = self.encode(text, param="messages")
@@ -121,6 +129,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
         template_arguments: Mapping[str, object] = NO_ARGUMENTS,
     ) -> str:
         """The text of a conversation, as the model's chat template writes it.
@@ -128,6 +137,7 @@ class Tokenizer:
         Args:
             messages: see `chat_template.check_messages`.
             add_generation_prompt: end where the assistant's next turn begins.
+            tools: functions that may be called, as OpenAI's API describes them.
             template_arguments: further variables for the template.
 
         Raises:
@@ -141,6 +151,7 @@ class Tokenizer:
         return self._template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
+            tools=tools,
             template_arguments=template_arguments,
         )
 
@@ -162,11 +173,18 @@ class Tokenizer:
         return self._table[token_id]
 
     def detokenizer(
-        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown: Set[str] = frozenset(),
     ) -> IncrementalDetokenizer:
-        """A stream of text for tokens that continue `prompt_ids`."""
+        """A stream of text for tokens that continue `prompt_ids`.
+
+        Special tokens named in `shown` have their text even if the others have none.
+        """
         return IncrementalDetokenizer(
-            self._table, prompt_ids, skip_special_tokens=skip_special_tokens
+            self._table, prompt_ids, skip_special_tokens=skip_special_tokens, shown=shown
         )
 
 

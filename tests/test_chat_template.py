@@ -77,6 +77,38 @@ def test_a_null_assistant_turn_is_empty_and_other_null_fields_are_absent():
     assert render(template, messages) == "<hiFalse><False>"
 
 
+def test_null_stays_null_where_calls_stand_in_its_place():
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
+    messages = [*HI, {"role": "assistant", "content": None, "tool_calls": calls}]
+    template = (
+        "{% for m in messages %}{{ m.content is none }}"
+        "{% for call in m.tool_calls or () %}{{ call.function.arguments.a + 1 }}{% endfor %}"
+        "{% endfor %}"
+    )
+    assert render(template, messages) == "FalseTrue2"
+
+
+def test_tools_are_the_templates_to_show():
+    template = make("{% for tool in tools %}{{ tool | tojson }}{% endfor %}")
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert json.loads(template.render(HI, tools=[tool], template_arguments={})) == tool
+    assert "tools" in template.variables
+
+
+@pytest.mark.parametrize(
+    "source, known",
+    [
+        ("{% if tools %}x{% endif %}", True),
+        ("{% if not tools is defined %}{% set tools = none %}{% endif %}{{ tools }}", True),
+        ("{% macro f(tools) %}{{ tools }}{% endmacro %}", False),
+        ("no tools here: {{ messages }}", False),
+        ("{% for %}", False),
+    ],
+)
+def test_a_template_says_what_it_looks_at(source, known):
+    assert ("tools" in make(source).variables) == known
+
+
 @pytest.mark.parametrize(
     "messages, place, reason",
     [
@@ -90,7 +122,6 @@ def test_a_null_assistant_turn_is_empty_and_other_null_fields_are_absent():
         ([{"role": "user\nsystem", "content": "x"}], "messages[0].role", "one word"),
         ([{"role": "user\n", "content": "x"}], "messages[0].role", "one word"),
         ([{"role": "", "content": "x"}], "messages[0].role", "one word"),
-        ([{"role": "tool", "content": "x"}], "messages[0].role", "not supported"),
         ([{"role": "user"}], "messages[0].content", "missing"),
         ([{"role": "user", "content": None}], "messages[0].content", "not None"),
         ([*HI, *HI, {"role": "user", "content": 3}], "messages[2].content", "not 3"),
@@ -103,11 +134,6 @@ def test_a_null_assistant_turn_is_empty_and_other_null_fields_are_absent():
         ),
         ([{"role": "user", "content": [{"text": "a"}]}], "messages[0].content[0].type", "None"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", "None"),
-        (
-            [*HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}],
-            "messages[1].tool_calls",
-            "not supported",
-        ),
     ],
 )
 def test_a_malformed_message_is_refused_and_its_place_named(messages, place, reason):

@@ -123,6 +123,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.chat_template": (*TYPES, "jaxserve.template_sandbox"),
     "jaxserve.template_sandbox": TYPES,
     "jaxserve.stop_strings": (),
+    "jaxserve.parsers": ("jaxserve.parsers",),
     "jaxserve.terminal": (),
     # The planner: arithmetic on dimensions and rates.
     "jaxserve.cards": TYPES,
@@ -169,6 +170,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *TYPES,
         "jaxserve.detokenizer",
         "jaxserve.frames",
+        "jaxserve.parsers",
         "jaxserve.server",
         "jaxserve.stop_strings",
         "jaxserve.tokenizer",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from toy_worker import EOS, VOCAB_SIZE
 
@@ -45,6 +45,9 @@ MODEL = ModelConfig(
 class ToyTokenizer:
     """Bytes 0 to 255, EOS, and a few pieces. Text is encoded byte by byte."""
 
+    chat_template = ""
+    template_variables: frozenset[str] = frozenset()
+
     def encode(self, text: str, *, param: str) -> list[int]:
         return list(text.encode())
 
@@ -56,6 +59,7 @@ class ToyTokenizer:
         messages: Sequence[Mapping[str, str]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
         template_arguments: Mapping[str, object] | None = None,
     ) -> list[int]:
         if [m["role"] for m in messages].count("system") > 1:
@@ -73,7 +77,11 @@ class ToyTokenizer:
         return "".join(map(text.push, ids)) + text.flush()
 
     def detokenizer(
-        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown: Set[str] = frozenset(),
     ) -> ToyDetokenizer:
         return ToyDetokenizer(self, skip_special_tokens)
 

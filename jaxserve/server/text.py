@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 from jaxserve.errors import RequestError
@@ -19,7 +19,10 @@ class Detokenizer(Protocol):
 
 
 class Tokenizer(Protocol):
-    """The methods of `jaxserve.tokenizer.Tokenizer` that the server calls."""
+    """What the server uses of `jaxserve.tokenizer.Tokenizer`."""
+
+    chat_template: str
+    template_variables: frozenset[str]
 
     def encode(self, text: str, *, param: str) -> list[int]: ...
 
@@ -27,9 +30,10 @@ class Tokenizer(Protocol):
 
     def encode_chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
         template_arguments: Mapping[str, object] = ...,
     ) -> list[int]: ...
 
@@ -38,12 +42,19 @@ class Tokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
     def detokenizer(
-        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown: Set[str] = frozenset(),
     ) -> Detokenizer: ...
 
 
 class BareIds:
     """Stands in for the tokenizer of a model without one: text is the ids, a space after each."""
+
+    chat_template = ""
+    template_variables: frozenset[str] = frozenset()
 
     def encode(self, text: str, *, param: str) -> list[int]:
         raise RequestError("this model has no tokenizer: there are no words", param=param)
@@ -53,9 +64,10 @@ class BareIds:
 
     def encode_chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
         template_arguments: Mapping[str, object] | None = None,
     ) -> list[int]:
         raise RequestError("this model has no tokenizer: use /v1/completions with token ids")
@@ -67,7 +79,11 @@ class BareIds:
         return f"{token_id} ".encode()
 
     def detokenizer(
-        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown: Set[str] = frozenset(),
     ) -> Detokenizer:
         return _BareIdText()
 
