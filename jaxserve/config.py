@@ -72,6 +72,10 @@ class ServerConfig:
     """How the HTTP side behaves.
 
     Attributes:
+        tool_parser: how the model writes calls of functions, one of `parsers.formats.FORMATS`;
+            "auto" reads it off the chat template, "none" takes no tools.
+        reasoning_parser: "think": answers begin with `<think>...</think>`; "auto": if the chat
+            template says so; "none": they do not.
         host: address to listen on. port: 0 picks a free one.
         uds: path of a Unix socket to listen on instead.
         ssl_certfile, ssl_keyfile: PEM files for TLS; a key may be in the certificate's file.
@@ -87,6 +91,8 @@ class ServerConfig:
             them can tell from the time to the first token what others have asked.
     """
 
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     host: str = "127.0.0.1"
     port: int = 8000
     uds: Path | None = None

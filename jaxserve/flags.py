@@ -88,6 +88,19 @@ def add_http(serve: Parser) -> None:
         action="store_true",
         help="requests of different API keys share computed prompts too",
     )
+    http.add_argument(
+        "--tool-parser",
+        choices=("auto", "hermes", "llama3", "mistral", "none"),
+        default=default(ServerConfig, "tool_parser"),
+        help="how the model writes calls of functions; auto: as its chat template shows it",
+    )
+    http.add_argument(
+        "--reasoning-parser",
+        choices=("auto", "think", "none"),
+        default=default(ServerConfig, "reasoning_parser"),
+        help="think: answers begin with <think>...</think>, which clients get as reasoning; auto: "
+        "if the chat template says so",
+    )
     http.add_argument("--access-log", action="store_true", help="log a line of JSON a request")
     _add_access(serve)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -168,7 +169,14 @@ def test_with_one_call_allowed_the_answer_ends_with_it():
 
 
 def test_a_name_comes_first_and_arguments_follow_as_they_are_written():
-    pieces = ["<tool_", 'call>\n{"name": "get_', 'weather", "argum', 'ents": {"ci', 'ty": "R"', "}}"]
+    pieces = [
+        "<tool_",
+        'call>\n{"name": "get_',
+        'weather", "argum',
+        'ents": {"ci',
+        'ty": "R"',
+        "}}",
+    ]
     seen = read(pieces, HERMES)
     deltas = [[(d.index, d.name, d.arguments) for d in parsed.calls] for parsed in seen]
     assert deltas == [
@@ -250,7 +258,7 @@ TEXTS = st.lists(FRAGMENTS, max_size=12).map("".join)
 )
 def test_the_pieces_change_nothing(text, cuts, form, think, single):
     places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
-    pieces = [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
     whole = join(read([text], form, think=think, single=single))
     assert join(read(pieces, form, think=think, single=single)) == whole
     if not whole[2] and not think:

@@ -36,6 +36,17 @@ def byte_level() -> HubTokenizer:
     return tokenizer
 
 
+def bytes_and(*special_tokens: str) -> HubTokenizer:
+    """Byte-level without merges: a token for each byte, then EOS, then these."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {piece: index for index, piece in enumerate(alphabet)}
+    tokenizer = HubTokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([EOS, *special_tokens])
+    return tokenizer
+
+
 def sentencepiece(*, dummy_prefix: bool) -> HubTokenizer:
     """BPE with byte fallback as converted from SentencePiece: Llama 2 (dummy prefix), Gemma."""
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]

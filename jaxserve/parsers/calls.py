@@ -161,7 +161,7 @@ class NamedCall:
 def _string(raw: str) -> str | None:
     try:
         value = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, str) else None
 
@@ -175,5 +175,5 @@ def _object_text(raw: str) -> str | None:
     text = _string(raw)
     try:
         return text if text is not None and isinstance(json.loads(text), dict) else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

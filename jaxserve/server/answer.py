@@ -17,7 +17,7 @@ from jaxserve.server.choice import Choice, Delta
 from jaxserve.server.client import Inbox
 from jaxserve.server.failures import INTERNAL_ERROR, detail, failure
 from jaxserve.server.generation import Generation
-from jaxserve.server.replies import PromptDetails, Usage, encode
+from jaxserve.server.replies import CompletionDetails, PromptDetails, Usage, encode
 from jaxserve.server.service import SERVICE, Service
 from jaxserve.server.stream import DONE, ChunkEncoder, error_event
 from jaxserve.server.whole import join, whole_answer
@@ -130,7 +130,11 @@ class Answer:
         num_output = sum(choice.num_tokens for choice in self.choices)
         first_choices = self.choices[:: self.generation.choices_per_prompt]
         cached = PromptDetails(sum(choice.num_cached for choice in first_choices))
-        return Usage(num_prompt, num_output, num_prompt + num_output, cached)
+        total = num_prompt + num_output
+        if not self.generation.chat:
+            return Usage(num_prompt, num_output, total, cached)
+        thoughts = CompletionDetails(sum(choice.num_reasoning for choice in self.choices))
+        return Usage(num_prompt, num_output, total, cached, thoughts)
 
     def summary(self) -> Generated:
         """What became of it so far, for the log."""

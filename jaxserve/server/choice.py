@@ -1,4 +1,4 @@
-"""The text of one choice: tokens in, text out as soon as it is certain. Knows no HTTP."""
+"""One choice: tokens in; text, thoughts and calls out, as soon as they are certain. No HTTP."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxserve.errors import DeadlinePassed, EngineStopped, JaxserveError, Overloaded
+from jaxserve.parsers.parsed import CallDelta, Parsed
 from jaxserve.request import FinishReason, PromptLogprob, TokenEvent
 from jaxserve.server.generation import Generation
+from jaxserve.server.replies import AnswerEnd
 from jaxserve.server.text import Tokenizer
 from jaxserve.stop_strings import StopStrings
 
@@ -33,11 +35,15 @@ class Delta:
         text: to append.
         scored: the tokens behind it, if log-probabilities were asked for.
         finish_reason: set on the last delta.
+        reasoning: to append to the thoughts.
+        calls: pieces of calls of functions.
     """
 
     text: str
     scored: tuple[ScoredToken, ...]
-    finish_reason: FinishReason | None
+    finish_reason: AnswerEnd | None
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
 
 
 class Choice:
@@ -48,6 +54,7 @@ class Choice:
 
     Attributes:
         num_tokens: generated so far, the one that ended the choice included.
+        num_reasoning: of them, until the model began to answer.
         num_cached: prompt tokens the engine did not have to compute.
         finish_reason: None while it goes on.
     """
@@ -55,28 +62,32 @@ class Choice:
     def __init__(self, generation: Generation, index: int, tokenizer: Tokenizer) -> None:
         prompt = generation.prompts[index // generation.choices_per_prompt]
         self._skip_special_tokens = skip = generation.skip_special_tokens
-        self._detokenizer = tokenizer.detokenizer(prompt.ids, skip_special_tokens=skip)
+        self._detokenizer = tokenizer.detokenizer(
+            prompt.ids, skip_special_tokens=skip, shown=generation.reading.marks
+        )
+        self._parser = generation.reading.make_parser()
+        self._parsed = Parsed()
         self._include_stop = generation.include_stop
         self._stops: StopStrings | None = None
         if generation.stop:
             self._stops = StopStrings(generation.stop, include_stop=generation.include_stop)
         self._min_tokens = generation.requests[index].sampling.min_tokens
         self._scores = generation.top_logprobs is not None
-        self._text = ""
         if generation.echo:
-            self._text = (
+            self._parsed.content = (
                 tokenizer.decode(prompt.ids, skip_special_tokens=skip)
                 if prompt.text is None
                 else prompt.text
             )
         self._prompt_ids = prompt.ids if generation.echo else ()
         self._tokenizer = tokenizer
-        self._offset = len(self._text)
+        self._offset = len(self._parsed.content)
         self._scored: list[ScoredToken] = []
         self._ended = False
         self.num_tokens = 0
+        self.num_reasoning = 0
         self.num_cached = 0
-        self.finish_reason: FinishReason | None = None
+        self.finish_reason: AnswerEnd | None = None
 
     def push(self, event: TokenEvent) -> bool:
         """Take the choice's next event.
@@ -103,8 +114,11 @@ class Choice:
         self.num_tokens += 1
         if self._scores:
             self._scored.append(ScoredToken(event, self._offset))
+        thought = self._parser.thinking
         if event.finish_reason != "stop" or self._include_stop:
             self._show(self._detokenizer.push(event.token_id))
+        if thought or self._parser.thinking:
+            self.num_reasoning = self.num_tokens
         if event.finish_reason is not None:
             self._finish(event.finish_reason)
         return self.finish_reason is not None and event.finish_reason is None
@@ -112,10 +126,17 @@ class Choice:
     def take(self) -> Delta | None:
         """What is new since the last call, or None if nothing is."""
         ended = self.finish_reason is not None and not self._ended
-        if not self._text and not ended:
+        parsed = self._parsed
+        if not parsed and not ended:
             return None
-        delta = Delta(self._text, tuple(self._scored), self.finish_reason)
-        self._text = ""
+        delta = Delta(
+            parsed.content,
+            tuple(self._scored),
+            self.finish_reason,
+            parsed.reasoning,
+            tuple(parsed.calls),
+        )
+        self._parsed = Parsed()
         self._scored.clear()
         self._ended = ended
         return delta
@@ -134,22 +155,26 @@ class Choice:
 
     def _show(self, text: str) -> None:
         self._offset += len(text)
-        if self._stops is None or self.num_tokens <= self._min_tokens:
-            self._text += text
-            return
-        shown, matched = self._stops.push(text)
-        self._text += shown
-        if matched:
-            self.finish_reason = "stop"
+        matched = False
+        if self._stops is not None and self.num_tokens > self._min_tokens:
+            text, matched = self._stops.push(text)
+        self._parser.push(text, self._parsed)
+        if matched or (self._parser.ended and self.num_tokens >= self._min_tokens):
+            self._end("stop")
 
     def _finish(self, reason: FinishReason) -> None:
         if self.finish_reason is not None:
-            return  # its last token completed a stop string
+            return  # its last token completed a stop string, or the one call that was allowed
         self._show(self._detokenizer.flush())
         if self.finish_reason is None:
             if self._stops is not None:
-                self._text += self._stops.flush()
-            self.finish_reason = reason
+                self._parser.push(self._stops.flush(), self._parsed)
+            self._end(reason)
+
+    def _end(self, reason: FinishReason) -> None:
+        self._parser.flush(self._parsed)
+        called = reason == "stop" and self._parser.num_calls > 0
+        self.finish_reason = "tool_calls" if called else reason
 
 
 def what_happened(event: TokenEvent) -> JaxserveError:

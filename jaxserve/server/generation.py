@@ -14,9 +14,11 @@ from jaxserve.server.keys import NOBODY, Caller
 from jaxserve.server.limits import Limits, within
 from jaxserve.server.openai import ChatBody, CompletionBody, StreamOptions
 from jaxserve.server.prompts import Prompt, chat_prompt, completion_prompts
+from jaxserve.server.reading import NO_HABITS, PLAIN, Habits, Reading, chat_reading
 from jaxserve.server.sampling import sampling_params
 from jaxserve.server.standing import deadline, service_class
 from jaxserve.server.text import Tokenizer
+from jaxserve.server.tools import tool_use
 
 DEFAULT_MAX_TOKENS = 16
 """Of /v1/completions, as OpenAI has it. A chat may use all of the context."""
@@ -36,6 +38,7 @@ class Generation:
         stop: strings that end a choice. include_stop: they are part of its text.
         skip_special_tokens: special tokens have no text.
         echo: the text of a choice starts with its prompt.
+        reading: how the text becomes an answer.
         chat, stream, include_usage: the form of the answer.
         user: who asks, in the client's words. For the log only.
     """
@@ -47,6 +50,7 @@ class Generation:
     include_stop: bool
     skip_special_tokens: bool
     echo: bool
+    reading: Reading
     chat: bool
     stream: bool
     include_usage: bool
@@ -90,7 +94,12 @@ def plan_completion(
 
 
 def plan_chat(
-    body: ChatBody, tokenizer: Tokenizer, limits: Limits, caller: Caller = NOBODY
+    body: ChatBody,
+    tokenizer: Tokenizer,
+    limits: Limits,
+    caller: Caller = NOBODY,
+    *,
+    habits: Habits = NO_HABITS,
 ) -> Generation:
     """Raises RequestError, naming the field, for anything that cannot be served."""
     n = within("n", body.n, 1, MAX_N, default=1)
@@ -107,10 +116,11 @@ def plan_chat(
             f"max_tokens is {body.max_tokens} and max_completion_tokens {max_tokens}: send one",
             param="max_tokens",
         )
-    prompts = (chat_prompt(body, tokenizer),)
+    tools = tool_use(body, tokenizer, habits.calls)
+    prompt = chat_prompt(body, tokenizer, None if tools is None else tools.tools)
     return plan(
         body,
-        prompts,
+        (prompt,),
         n,
         tokenizer,
         limits,
@@ -118,6 +128,7 @@ def plan_chat(
         top_logprobs=top_logprobs if body.logprobs else None,
         prefix="chatcmpl-",
         caller=caller,
+        reading=chat_reading(body, tools, habits, prompt.ids, tokenizer),
     )
 
 
@@ -132,6 +143,7 @@ def plan(
     top_logprobs: int | None,
     prefix: str,
     caller: Caller,
+    reading: Reading = PLAIN,
 ) -> Generation:
     """What both endpoints share. `max_tokens` is the client's, `top_logprobs` already checked."""
     if len(prompts) * n > limits.max_sequences:
@@ -174,6 +186,7 @@ def plan(
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         echo=echo,
+        reading=reading,
         chat=chat,
         stream=bool(body.stream),
         include_usage=wants_usage(body.stream_options, stream=bool(body.stream)),

@@ -56,9 +56,9 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "documents": ([],),
         "prompt_embeds": (),
         "mm_processor_kwargs": ({},),
+        "web_search_options": (),
         "reasoning_effort": (),
         "include_reasoning": (True, False),
-        "web_search_options": (),
         # Service.
         "best_of": (),
         "store": (False,),
@@ -73,6 +73,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
     }
 )
 """Name of the field -> values that change nothing. null is neutral for all of them."""
+SUCCESSORS = MappingProxyType({"functions": "tools", "function_call": "tool_choice"})
+"""What to send in place of a deprecated field."""
 
 
 def drop_neutral(
@@ -108,4 +110,6 @@ def unsupported(name: str, raw: bytes) -> str:
     shown = raw[:40].decode("utf-8", "replace") + ("..." if len(raw) > 40 else "")
     accepted = " or ".join(msgspec.json.encode(value).decode() for value in NEUTRAL[name])
     remedy = f"leave it out or send {accepted}" if accepted else "leave it out"
+    if name in SUCCESSORS:
+        remedy = f"send {SUCCESSORS[name]} to /v1/chat/completions"
     return f"{name} is not supported (found {shown}): {remedy}"

@@ -38,19 +38,74 @@ class ContentPart(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
+class MessageFunction(msgspec.Struct, frozen=True):
+    """What a call in a conversation calls. `arguments` is an object, as JSON."""
+
+    name: str
+    arguments: str | None = None
+
+
+class MessageToolCall(msgspec.Struct, frozen=True):
+    """A call that an earlier answer has made. Only those of type "function" are supported."""
+
+    id: str | None = None
+    type: str | None = None
+    function: MessageFunction | None = None
+
+
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One turn of a conversation. The fields after `name` are not supported and must be empty."""
+    """One turn of a conversation.
+
+    Attributes:
+        tool_calls, reasoning_content, reasoning: of an assistant's turn; the last two are two
+            names of the same.
+        tool_call_id: of the turn that brings a call's result.
+        refusal, annotations, audio, function_call: not supported, may be empty.
+    """
 
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    refusal: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
     annotations: list[msgspec.Raw] | None = None
     audio: dict[str, msgspec.Raw] | None = None
     function_call: dict[str, msgspec.Raw] | None = None
-    tool_calls: list[msgspec.Raw] | None = None
-    tool_call_id: str | None = None
+
+
+class FunctionDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function that the model may call.
+
+    Attributes:
+        parameters: JSON schema of an object; absent for a function without any.
+        strict: arguments follow the schema in any case.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """Something the model may use. Only those of type "function" are supported."""
+
+    type: str
+    function: FunctionDefinition | None = None
+
+
+class NamedFunction(msgspec.Struct, frozen=True):
+    name: str
+
+
+class NamedTool(msgspec.Struct, frozen=True):
+    """The tool that the model has to use."""
+
+    type: str
+    function: NamedFunction | None = None
 
 
 class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,6 +172,11 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
     skip_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxserve.errors import RequestError
-from jaxserve.server.openai import ChatBody, CompletionBody, Message
+from jaxserve.server.messages import plain_messages
+from jaxserve.server.openai import ChatBody, CompletionBody
 from jaxserve.server.text import Tokenizer
-
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""Role a client may name -> role the chat template sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,13 @@ def check_vocabulary(ids: list[int], where: str, vocab_size: int, *, param: str)
         )
 
 
-def chat_prompt(body: ChatBody, tokenizer: Tokenizer) -> Prompt:
+def chat_prompt(
+    body: ChatBody, tokenizer: Tokenizer, tools: Sequence[Mapping[str, object]] | None = None
+) -> Prompt:
     """The prompt of a chat, rendered by the model's own template.
+
+    Args:
+        tools: functions for the template to show.
 
     Raises:
         RequestError: no messages, a role or content that cannot be rendered, or whatever the
@@ -90,52 +94,38 @@ def chat_prompt(body: ChatBody, tokenizer: Tokenizer) -> Prompt:
     """
     if not body.messages:
         raise RequestError("messages is missing or empty: send at least one", param="messages")
-    arguments = body.chat_template_kwargs or {}
-    for reserved in ("messages", "add_generation_prompt"):
-        if reserved in arguments:
-            raise RequestError(
-                f"chat_template_kwargs cannot set {reserved!r}: it has a field of its own",
-                param="chat_template_kwargs",
-            )
     ids = tokenizer.encode_chat(
-        [plain_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)],
+        plain_messages(body.messages, with_tools="tools" in tokenizer.template_variables),
         add_generation_prompt=body.add_generation_prompt is not False,
-        template_arguments=arguments,
+        tools=tools,
+        template_arguments=template_arguments(body, tokenizer),
     )
     if not ids:
         raise RequestError("the messages render to an empty prompt", param="messages")
     return Prompt(tuple(ids))
 
 
-def plain_message(message: Message, where: str) -> dict[str, str]:
-    """Role and text, as templates expect them. `where` is for error messages."""
-    if message.role not in ROLES:
-        raise RequestError(
-            f"{where}.role is {message.role[:40]!r}, expected one of {', '.join(ROLES)}",
-            param="messages",
-        )
-    for name in message.__struct_fields__[3:]:
-        if getattr(message, name):
-            raise RequestError(f"{where}.{name} is not supported: leave it out", param="messages")
-    plain = {"role": ROLES[message.role], "content": plain_content(message, where)}
-    if message.name is not None:
-        plain["name"] = message.name
-    return plain
-
-
-def plain_content(message: Message, where: str) -> str:
-    """The text of a message; text parts are joined as they are, with nothing between them."""
-    if isinstance(message.content, str):
-        return message.content
-    if message.content is None:
-        raise RequestError(f"{where}.content is missing: send a string", param="messages")
-    for i, part in enumerate(message.content):
-        if part.type != "text":
+def template_arguments(body: ChatBody, tokenizer: Tokenizer) -> dict[str, object]:
+    """What the client says to the template. RequestError for what it cannot say there."""
+    arguments = dict(body.chat_template_kwargs or {})
+    for reserved in ("messages", "add_generation_prompt", "tools"):
+        if reserved in arguments:
             raise RequestError(
-                f"{where}.content[{i}] is of type {part.type[:40]!r}, which is not supported: "
-                "this model reads text only",
-                param="messages",
+                f"chat_template_kwargs cannot set {reserved!r}: it has a field of its own",
+                param="chat_template_kwargs",
             )
-        if part.text is None:
-            raise RequestError(f"{where}.content[{i}].text is missing", param="messages")
-    return "".join(part.text or "" for part in message.content)
+    effort = body.reasoning_effort
+    if effort is not None:
+        if "reasoning_effort" not in tokenizer.template_variables:
+            raise RequestError(
+                "reasoning_effort is not supported: this model's chat template does not look at "
+                "it; what the template does look at can be set in chat_template_kwargs",
+                param="reasoning_effort",
+            )
+        if arguments.setdefault("reasoning_effort", effort) != effort:
+            raise RequestError(
+                f"reasoning_effort is {effort[:40]!r} and another one is in chat_template_kwargs: "
+                "send one",
+                param="reasoning_effort",
+            )
+    return arguments

@@ -10,11 +10,20 @@ from msgspec import UNSET, UnsetType
 
 from jaxserve.request import FinishReason
 
+AnswerEnd = FinishReason | Literal["tool_calls"]
+"""Why an answer ended, as clients are told."""
+
 
 class PromptDetails(msgspec.Struct, frozen=True):
     """Of the prompt tokens: how many were found in the cache, not computed."""
 
     cached_tokens: int
+
+
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """Of the output's tokens: how many were thoughts, the marks around them included."""
+
+    reasoning_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -24,6 +33,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
@@ -64,7 +74,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: AnswerEnd | None
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -78,17 +88,35 @@ class Completion(msgspec.Struct, frozen=True):
     object: Literal["text_completion"] = "text_completion"
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    """`arguments` is JSON as the model wrote it, which need not be valid."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
-    content: str
+    """An answer. `reasoning` is another name of `reasoning_content`: clients look for either."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: AnswerEnd | None
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
@@ -100,16 +128,33 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     object: Literal["chat.completion"] = "chat.completion"
 
 
+class FunctionDelta(msgspec.Struct, frozen=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """A piece of a call. The first one of a call has its id, its type and the function's name."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatDelta(msgspec.Struct, frozen=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: AnswerEnd | None
 
 
 class ChatChunk(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from jaxserve.server.keys import NOBODY, Caller, Keys
 from jaxserve.server.limits import Limits
 from jaxserve.server.openai import ChatBody, CompletionBody, decode_body
 from jaxserve.server.rates import Rates
+from jaxserve.server.reading import Habits, model_habits
 from jaxserve.server.replies import Usage
 from jaxserve.server.text import Tokenizer
 
@@ -43,6 +44,7 @@ class Service:
         model: its vocabulary's end tokens and its context.
         tokenizer: its tokenizer.
         client: the way to the worker.
+        habits: how the model writes calls and thoughts.
         keys: whose requests are taken. rates: how many, and of how many tokens.
         write_timeout: seconds a client may leave a full buffer unread before it is dropped.
         pool: threads for encoding prompts, first come first served.
@@ -74,7 +76,12 @@ class Service:
     active: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
+    habits: Habits = field(init=False)
+
     def __post_init__(self) -> None:
+        self.habits = model_habits(
+            self.config.tool_parser, self.config.reasoning_parser, self.tokenizer.chat_template
+        )
         self.idle.set()
 
     def why_unavailable(self) -> str | None:
@@ -159,7 +166,7 @@ class Service:
         if chat:
             chat_body = decode_body(body, ChatBody)
             self.check_model(chat_body.model)
-            return plan_chat(chat_body, self.tokenizer, limits, caller)
+            return plan_chat(chat_body, self.tokenizer, limits, caller, habits=self.habits)
         completion_body = decode_body(body, CompletionBody)
         self.check_model(completion_body.model)
         return plan_completion(completion_body, self.tokenizer, limits, caller)

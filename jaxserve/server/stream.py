@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from jaxserve.server.calls import call_deltas
 from jaxserve.server.choice import Delta
 from jaxserve.server.generation import Generation
 from jaxserve.server.logprobs import chat_logprobs
@@ -57,6 +58,8 @@ class ChunkEncoder:
             self._around[index] = head, tail
             if self._generation.chat:
                 role = self._chat_chunk(index, ChatDelta("assistant", ""), NOTHING)
+        if delta.reasoning or delta.calls:
+            return role + self._parts(index, delta)
         if delta.scored or delta.finish_reason is not None:
             return role + self._full(index, delta)
         head, tail = self._around[index]
@@ -75,6 +78,23 @@ class ChunkEncoder:
         choice = completion_choice(index, delta, self._tokenizer, top)
         answer_id = self._generation.answer_id
         return event(Completion(answer_id, self._created, self._model, [choice], self._usage))
+
+    def _parts(self, index: int, delta: Delta) -> bytes:
+        """An event for each of thoughts, content, pieces of calls, and the end."""
+        parts = []
+        if delta.reasoning:
+            parts.append(ChatDelta(reasoning_content=delta.reasoning, reasoning=delta.reasoning))
+        if delta.text:
+            parts.append(ChatDelta(content=delta.text))
+        short_ids = self._generation.reading.short_ids
+        for piece in delta.calls:
+            parts += [ChatDelta(tool_calls=[d]) for d in call_deltas(piece, short_ids=short_ids)]
+        scores = Delta("", delta.scored, None)
+        events = [self._chat_chunk(index, parts[0], scores)]
+        events += [self._chat_chunk(index, part, NOTHING) for part in parts[1:]]
+        if delta.finish_reason is not None:
+            events.append(self._chat_chunk(index, ChatDelta(), Delta("", (), delta.finish_reason)))
+        return b"".join(events)
 
     def _chat_chunk(self, index: int, content: ChatDelta, delta: Delta) -> bytes:
         top = self._generation.top_logprobs

@@ -16,10 +16,11 @@ from aiohttp import web
 from jaxserve.errors import Overloaded, RequestError
 from jaxserve.server.answer import read_json
 from jaxserve.server.logprobs import token_text
-from jaxserve.server.openai import ChatBody, Message, decode_body
+from jaxserve.server.openai import ChatBody, Message, Tool, decode_body
 from jaxserve.server.prompts import chat_prompt, check_vocabulary
 from jaxserve.server.replies import json_response
 from jaxserve.server.service import SERVICE, Service
+from jaxserve.server.tools import tool_use
 
 MAX_WAITING = 64
 """Texts accepted and not yet answered; each is a body in memory."""
@@ -35,7 +36,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         messages: a chat, for the model's template.
         add_special_tokens: begin a plain text with BOS where the model wants it, as
             /v1/completions does. A chat has what its template writes.
-        add_generation_prompt, chat_template_kwargs: as in /v1/chat/completions.
+        add_generation_prompt, chat_template_kwargs, tools: as in /v1/chat/completions.
         return_token_strs: tell the text of each token as well.
     """
 
@@ -45,6 +46,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
+    tools: list[Tool] | None = None
     return_token_strs: bool | None = None
 
 
@@ -120,7 +122,7 @@ def tokens_of(service: Service, raw: bytes) -> Tokens:
 
 def text_ids(service: Service, body: TokenizeBody, text: str) -> list[int]:
     """The tokens of a plain text. An empty one has none."""
-    for name in ("add_generation_prompt", "chat_template_kwargs"):
+    for name in ("add_generation_prompt", "chat_template_kwargs", "tools"):
         if getattr(body, name) is not None:
             raise RequestError(f"{name} is for messages: leave it out with prompt", param=name)
     if body.add_special_tokens is False:
@@ -140,8 +142,10 @@ def chat_ids(service: Service, body: TokenizeBody) -> tuple[int, ...]:
         messages=body.messages,
         add_generation_prompt=body.add_generation_prompt,
         chat_template_kwargs=body.chat_template_kwargs,
+        tools=body.tools,
     )
-    return chat_prompt(chat, service.tokenizer).ids
+    use = tool_use(chat, service.tokenizer, service.habits.calls)
+    return chat_prompt(chat, service.tokenizer, None if use is None else use.tools).ids
 
 
 def token_strings(service: Service, body: TokenizeBody, ids: list[int]) -> list[str] | None:

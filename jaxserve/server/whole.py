@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
+from jaxserve.server.calls import whole_calls
 from jaxserve.server.choice import Delta
 from jaxserve.server.generation import Generation
 from jaxserve.server.logprobs import chat_logprobs, completion_logprobs
@@ -24,6 +27,8 @@ def join(deltas: Sequence[Delta]) -> Delta:
         text="".join(delta.text for delta in deltas),
         scored=tuple(token for delta in deltas for token in delta.scored),
         finish_reason=deltas[-1].finish_reason,
+        reasoning="".join(delta.reasoning for delta in deltas),
+        calls=tuple(piece for delta in deltas for piece in delta.calls),
     )
 
 
@@ -39,16 +44,30 @@ def whole_answer(
     """The body of a response that is not streamed. `choices` is in order of index."""
     top = generation.top_logprobs
     if generation.chat:
-        turns = [chat_choice(i, choice, tokenizer, top) for i, choice in enumerate(choices)]
+        short_ids = generation.reading.short_ids
+        turns = [
+            chat_choice(i, choice, tokenizer, top, short_ids=short_ids)
+            for i, choice in enumerate(choices)
+        ]
         return ChatCompletion(generation.answer_id, created, model, turns, usage)
     texts = [completion_choice(i, choice, tokenizer, top) for i, choice in enumerate(choices)]
     return Completion(generation.answer_id, created, model, texts, usage)
 
 
-def chat_choice(index: int, choice: Delta, tokenizer: Tokenizer, top: int | None) -> ChatChoice:
+def chat_choice(
+    index: int, choice: Delta, tokenizer: Tokenizer, top: int | None, *, short_ids: bool
+) -> ChatChoice:
     """One choice of a chat; `top` is the number of alternatives, None for no log-probabilities."""
     scores = None if top is None else chat_logprobs(choice.scored, tokenizer, top)
-    return ChatChoice(index, ChatMessage(choice.text), scores, choice.finish_reason)
+    calls = whole_calls(choice.calls, short_ids=short_ids)
+    reasoning = choice.reasoning or UNSET
+    message = ChatMessage(
+        choice.text or None if calls else choice.text,
+        reasoning_content=reasoning,
+        reasoning=reasoning,
+        tool_calls=calls or UNSET,
+    )
+    return ChatChoice(index, message, scores, choice.finish_reason)
 
 
 def completion_choice(
