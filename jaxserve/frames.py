@@ -7,6 +7,7 @@ Both directions are asynchronous: nothing waits for an answer. Knows neither tex
 from __future__ import annotations
 
 import struct
+from typing import Literal
 
 import msgspec
 
@@ -14,6 +15,10 @@ from jaxserve.request import Request, TokenEvent
 
 LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 256 << 20
+
+Phase = Literal["waiting", "prefill", "decode", "preempted"]
+"""A sequence waits for its turn, computes its prompt, draws tokens, or waits to get back the pages
+it lost."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", tag_field="type"):
@@ -28,12 +33,29 @@ class Abort(msgspec.Struct, frozen=True, tag="abort", tag_field="type"):
     request_ids: tuple[str, ...]
 
 
+class Inspect(msgspec.Struct, frozen=True, tag="inspect", tag_field="type"):
+    """Server to worker: somebody looks, so say what every sequence is doing. See Inspection."""
+
+
 class Progress(msgspec.Struct, frozen=True, tag="progress", tag_field="type"):
     """Worker to server, before Ready: what start-up is busy with, for a person to read."""
 
     message: str
     done: int = 0
     total: int = 0
+
+
+class PromisedTimes(msgspec.Struct, frozen=True):
+    """What the worker promises, in seconds.
+
+    Attributes:
+        ttft: to the first token. tpot: per token after it, a request's mean.
+        percentile: of the requests that keep each of the two.
+    """
+
+    ttft: float
+    tpot: float
+    percentile: float
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="type"):
@@ -44,12 +66,14 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="type"):
         max_context: most tokens, prompt and output together, one request may hold.
         description: the device and the sizes chosen, for logs.
         longest_step: seconds the largest step took at start-up. No heartbeat comes within a step.
+        promise: None promises nothing.
     """
 
     vocab_size: int
     max_context: int
     description: str
     longest_step: float = 0.0
+    promise: PromisedTimes | None = None
 
 
 class Events(msgspec.Struct, frozen=True, tag="events", tag_field="type"):
@@ -105,6 +129,29 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", tag_field="type"):
     rung: int = 0
 
 
+class SequenceState(msgspec.Struct, frozen=True, array_like=True):
+    """What a sequence is doing.
+
+    Attributes:
+        request_id: whose.
+        phase: see Phase.
+        num_computed: tokens whose keys and values are in the cache.
+        pages: it holds. preemptions: how often it lost them.
+    """
+
+    request_id: str
+    phase: Phase
+    num_computed: int = 0
+    pages: int = 0
+    preemptions: int = 0
+
+
+class Inspection(msgspec.Struct, frozen=True, tag="inspection", tag_field="type"):
+    """Worker to server, once for each Inspect: every sequence it has."""
+
+    sequences: tuple[SequenceState, ...]
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed", tag_field="type"):
     """Worker to server, last frame: why this worker is about to exit.
 
@@ -116,8 +163,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", tag_field="type"):
     final: bool = False
 
 
-ToWorker = Submit | Abort
-FromWorker = Progress | Ready | Events | Stats | Failed
+ToWorker = Submit | Abort | Inspect
+FromWorker = Progress | Ready | Events | Stats | Inspection | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode

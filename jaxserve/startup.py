@@ -55,12 +55,14 @@ class LoadedEngine:
         vocab_size: V of its model.
         description: the device and the sizes chosen.
         longest_step: seconds the largest step takes.
+        promise: what it keeps; None promises nothing.
     """
 
     engine: Engine
     vocab_size: int
     description: str
     longest_step: float
+    promise: Promise | None = None
 
 
 def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> LoadedEngine:
@@ -139,6 +141,7 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         checkpoint.config.vocab_size,
         description,
         longest_step=calibration.longest_step,
+        promise=resolve_promise(config, platform),
     )
 
 

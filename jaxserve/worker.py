@@ -30,7 +30,9 @@ from jaxserve.frames import (
     Events,
     Failed,
     FromWorker,
+    Inspect,
     Progress,
+    PromisedTimes,
     Ready,
     Stats,
     Submit,
@@ -38,6 +40,7 @@ from jaxserve.frames import (
     decode_to_worker,
     encode_frame,
 )
+from jaxserve.inspection import inspect
 from jaxserve.priority import put_computing_threads_last
 from jaxserve.request import Request, TokenEvent
 from jaxserve.startup import load_engine
@@ -153,6 +156,9 @@ class Worker:
             case Abort(request_ids):
                 for request_id in request_ids:
                     self._engine.abort(request_id)
+            case Inspect():
+                scheduler = self._engine.scheduler
+                self._link.send(inspect(scheduler.running, scheduler.waiting))
 
     def _add(self, request: Request, came: float) -> TokenEvent | None:
         """Queue a request. Its only event if it is not let in."""
@@ -210,8 +216,18 @@ def serve(config: EngineConfig, link: Link) -> None:
         put_computing_threads_last()
     compilations = CompilationCounter()
     compilations.start()
-    max_context = loaded.engine.scheduler.max_context
-    link.send(Ready(loaded.vocab_size, max_context, loaded.description, loaded.longest_step))
+    promise = loaded.promise
+    link.send(
+        Ready(
+            loaded.vocab_size,
+            loaded.engine.scheduler.max_context,
+            loaded.description,
+            loaded.longest_step,
+            None
+            if promise is None
+            else PromisedTimes(promise.ttft, promise.tpot, promise.percentile),
+        )
+    )
     Worker(loaded.engine, link, compilations).run()
 
 

@@ -44,6 +44,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.packing",
         "jaxserve.sequence",
     ),
+    "jaxserve.inspection": ("jaxserve.frames", "jaxserve.sequence"),
     "jaxserve.prefix": ("jaxserve.pages", "jaxserve.sequence"),
     # The promise: plain Python, told the time.
     "jaxserve.drain": (),

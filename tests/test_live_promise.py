@@ -90,7 +90,9 @@ def test_every_refusal_is_counted_with_its_reason(server, burst):
         r'^jaxserve_refused_total\{reason="(\w+)"\} (\S+)$', server.get("/metrics"), re.MULTILINE
     )
     counts = {reason: float(count) for reason, count in found}
-    assert counts == {"late": len(burst.refused), "full": 0, "deadline": 0, "pending": 0}
+    assert counts == {"late": len(burst.refused)} | dict.fromkeys(
+        ("full", "deadline", "pending", "rate"), 0
+    )
 
 
 def test_the_times_of_those_served_are_in_the_histograms(server, burst):
@@ -101,6 +103,11 @@ def test_the_times_of_those_served_are_in_the_histograms(server, burst):
     assert gaps == num_served * (OUTPUT_TOKENS - 1)
     assert 0 < server.metric("jaxserve_ttft_p95_seconds") < 60
     assert server.metric("jaxserve_running_limit") >= 1
+
+
+def test_what_is_promised_is_told(server):
+    promise = json.loads(server.get("/history"))["promise"]
+    assert promise == {"ttft": 0.1, "tpot": 0.1, "percentile": 95.0}
 
 
 def test_nothing_is_left_behind(server, burst):

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+import urllib.request
 from pathlib import Path
 
 import aiohttp
@@ -64,6 +65,25 @@ def test_a_text_is_scored_as_the_same_tokens_generated_are(client):
     assert scores.tokens[-8:] == written.logprobs.tokens
     assert scores.token_logprobs[-8:] == pytest.approx(written.logprobs.token_logprobs, abs=1e-3)
     assert scores.text_offset[-1] == len(text) - len(scores.tokens[-1])
+
+
+def test_a_request_can_be_looked_at_and_ended(live, client):
+    stream = client.completions.create(
+        model=MODEL,
+        prompt="One, two,",
+        max_tokens=900,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    first = next(stream)
+    (seen,) = json.loads(live.get("/requests"))["requests"]
+    assert (seen["id"], seen["state"]) == (first.id, "decode")
+    assert seen["pages"] >= 1 and seen["computed_tokens"] >= seen["prompt_tokens"]
+    ended = urllib.request.Request(f"{live.url}/requests/{first.id}/abort", method="POST")
+    with urllib.request.urlopen(ended, timeout=30) as reply:
+        assert json.loads(reply.read()) == {"id": first.id, "aborted": 1}
+    assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "abort"
+    live.wait_for_metric("jaxserve_pages_live", 0)
 
 
 def test_biases_bans_and_penalties_reach_the_model(client, tokenizer):

@@ -77,6 +77,9 @@ def test_every_operation_has_an_id_of_its_own(document):
         ("GET", "/v1/models/{name}", "other"),
         ("GET", "/health", None),
         ("GET", "/version", None),
+        ("GET", "/history", None),
+        ("GET", "/requests", None),
+        ("POST", "/requests/{id}/abort", None),
     ],
 )
 def test_what_comes_back_is_what_it_says(server, document, method, path, body):

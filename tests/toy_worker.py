@@ -26,8 +26,12 @@ from jaxserve.frames import (
     Events,
     Failed,
     FromWorker,
+    Inspect,
+    Inspection,
     Progress,
+    PromisedTimes,
     Ready,
+    SequenceState,
     Stats,
     Submit,
     decode_to_worker,
@@ -39,6 +43,7 @@ EOS = 256
 DIE, HANG, FAIL, ERROR, SLOW, BUSY, OVERDUE = range(290, 297)
 VOCAB_SIZE = 300
 HEARTBEAT = 0.05
+NUM_PAGES = 1000
 SLOW_SECONDS = 0.05
 
 
@@ -46,6 +51,15 @@ SLOW_SECONDS = 0.05
 class Sequence:
     request: Request
     output: list[int] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt_ids) + len(self.output)
+
+    @property
+    def num_pages(self) -> int:
+        """Of 16 tokens each."""
+        return -(-self.num_tokens // 16)
 
     def next_token(self) -> int:
         position, sampling = len(self.output), self.request.sampling
@@ -111,13 +125,26 @@ class ToyWorker:
             self.handle(decode_to_worker(self.received[LENGTH.size : LENGTH.size + length]))
             del self.received[: LENGTH.size + length]
 
-    def handle(self, frame: Submit | Abort) -> None:
-        if isinstance(frame, Submit):
-            for request in frame.requests:
-                self.sequences[request.request_id] = Sequence(request)
-        else:
-            for request_id in frame.request_ids:
-                self.sequences.pop(request_id, None)
+    def handle(self, frame: Submit | Abort | Inspect) -> None:
+        match frame:
+            case Submit():
+                for request in frame.requests:
+                    self.sequences[request.request_id] = Sequence(request)
+            case Abort():
+                for request_id in frame.request_ids:
+                    self.sequences.pop(request_id, None)
+            case Inspect():
+                self.send(self.inspection())
+
+    def inspection(self) -> Inspection:
+        return Inspection(
+            tuple(
+                SequenceState(name, "decode", sequence.num_tokens, sequence.num_pages)
+                if place < self.max_rows
+                else SequenceState(name, "waiting")
+                for place, (name, sequence) in enumerate(self.sequences.items())
+            )
+        )
 
     def step(self) -> None:
         events = []
@@ -164,12 +191,15 @@ class ToyWorker:
         return None
 
     def stats(self) -> Stats:
-        running = min(len(self.sequences), self.max_rows)
+        running = list(self.sequences.values())[: self.max_rows]
         return Stats(
-            running=running,
-            waiting=len(self.sequences) - running,
+            running=len(running),
+            waiting=len(self.sequences) - len(running),
+            pages_total=NUM_PAGES,
+            pages_live=sum(sequence.num_pages for sequence in running),
             steps=self.steps,
             output_tokens=self.output_tokens,
+            running_limit=self.max_rows,
         )
 
     def run(self) -> None:
@@ -204,6 +234,7 @@ def serve() -> None:
     parser.add_argument("--step-seconds", type=float, default=0.0)
     parser.add_argument("--fail", help="send Failed with this message instead of becoming ready")
     parser.add_argument("--longest-step", type=float, default=0.0, help="what Ready says of it")
+    parser.add_argument("--promise", type=float, nargs=3, metavar=("TTFT", "TPOT", "PERCENTILE"))
     parser.add_argument("--final", action="store_true", help="say that trying again is no use")
     parser.add_argument("--start-seconds", type=float, default=0.0)
     options = parser.parse_args()
@@ -215,5 +246,6 @@ def serve() -> None:
         if options.fail is not None:
             worker.send(Failed(options.fail, options.final))
             sys.exit(1)
-        worker.send(Ready(VOCAB_SIZE, options.max_context, "a toy", options.longest_step))
+        promise = PromisedTimes(*options.promise) if options.promise else None
+        worker.send(Ready(VOCAB_SIZE, options.max_context, "a toy", options.longest_step, promise))
         worker.run()

@@ -17,6 +17,7 @@ from jaxserve.server.choice import Choice, Delta
 from jaxserve.server.client import Inbox
 from jaxserve.server.failures import INTERNAL_ERROR, detail, failure
 from jaxserve.server.generation import Generation
+from jaxserve.server.keys import Caller
 from jaxserve.server.replies import CompletionDetails, PromptDetails, Usage, encode
 from jaxserve.server.service import SERVICE, Service
 from jaxserve.server.stream import DONE, ChunkEncoder, error_event
@@ -64,10 +65,12 @@ async def generate(http: web.Request, *, chat: bool) -> web.StreamResponse:
             return refusal
         service.rates.admit(caller.name, "tokens", sum(len(p.ids) for p in generation.prompts))
         inbox = service.client.submit(generation.requests, arrived=arrived)
-        answer = http[ANSWER] = Answer(service, generation, inbox)
+        answer = http[ANSWER] = Answer(service, generation, inbox, caller)
+        http.app[IN_FLIGHT][generation.answer_id] = answer
         try:
             return await (stream(http, answer) if generation.stream else whole(answer))
         finally:
+            del http.app[IN_FLIGHT][generation.answer_id]
             service.client.close(inbox)
             service.charge(caller, answer.usage())
 
@@ -88,17 +91,22 @@ class Answer:
     Attributes:
         generation: what was asked.
         choices: one per sequence, in order of index.
+        inbox: where their tokens come.
+        caller: who asked.
     """
 
-    def __init__(self, service: Service, generation: Generation, inbox: Inbox) -> None:
+    def __init__(
+        self, service: Service, generation: Generation, inbox: Inbox, caller: Caller
+    ) -> None:
         self.service = service
         self.generation = generation
+        self.caller = caller
         self.created = int(time.time())
         self.choices = [
             Choice(generation, index, service.tokenizer)
             for index in range(len(generation.requests))
         ]
-        self._inbox = inbox
+        self.inbox = inbox
         self._index = {
             request.request_id: index for index, request in enumerate(generation.requests)
         }
@@ -114,11 +122,11 @@ class Answer:
         unfinished = len(self.choices)
         while unfinished:
             touched: dict[int, None] = {}
-            for event in await self._inbox.take():
+            for event in await self.inbox.take():
                 index = self._index[event.request_id]
                 touched[index] = None
                 if self.choices[index].push(event):
-                    self.service.client.abort(self._inbox, (event.request_id,))
+                    self.service.client.abort(self.inbox, (event.request_id,))
             taken = [(index, self.choices[index].take()) for index in touched]
             batch = [(index, delta) for index, delta in taken if delta is not None]
             unfinished -= sum(delta.finish_reason is not None for _, delta in batch)
@@ -138,11 +146,13 @@ class Answer:
 
     def summary(self) -> Generated:
         """What became of it so far, for the log."""
-        return generated(self.generation, self.choices, self._inbox.timelines)
+        return generated(self.generation, self.choices, self.inbox.timelines)
 
 
 ANSWER = web.RequestKey("answer", Answer)
 """What is being made of a request, for the log."""
+IN_FLIGHT = web.AppKey("in_flight", dict[str, Answer])
+"""Every answer in the making by its id, oldest first."""
 
 
 async def whole(answer: Answer) -> web.Response:

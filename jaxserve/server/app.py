@@ -11,14 +11,17 @@ from aiohttp import web
 from checkpoints.model_config import ModelConfig
 from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError
-from jaxserve.server.answer import chat_completions, completions
+from jaxserve.server.answer import IN_FLIGHT, chat_completions, completions
 from jaxserve.server.auth import add_rates, authenticate
 from jaxserve.server.client import WorkerClient
 from jaxserve.server.cors import add_origin, answer_preflights
+from jaxserve.server.history import keep_history, show_history
+from jaxserve.server.in_flight import abort_request, list_requests
 from jaxserve.server.keys import Keys
 from jaxserve.server.listen import RELOADS
 from jaxserve.server.middleware import add_request_id, guard
 from jaxserve.server.openapi import package_version, show_docs, show_openapi
+from jaxserve.server.page import show_file, show_page
 from jaxserve.server.rates import Rates
 from jaxserve.server.replies import Health, Model, ModelList, Version, json_response
 from jaxserve.server.service import SERVICE, ModelNotFound, Service
@@ -86,11 +89,12 @@ def make_app(
         middlewares=[guard, *preflight, authenticate], client_max_size=config.max_body_bytes
     )
     app[SERVICE] = service
+    app[IN_FLIGHT] = {}
     app[RELOADS] = [keys.reload]
     app.on_response_prepare.extend([add_request_id, add_rates])
     if config.allow_origin:
         app.on_response_prepare.append(add_origin(config.allow_origin))
-    app.cleanup_ctx.append(keep_worker(service, supervisor))
+    app.cleanup_ctx.extend([keep_worker(service, supervisor), keep_history])
     app.add_routes(routes())
     return app
 
@@ -109,6 +113,11 @@ def routes() -> list[web.RouteDef]:
         web.get("/version", show_version),
         web.get("/openapi.json", show_openapi),
         web.get("/docs", show_docs),
+        web.get("/history", show_history),
+        web.get("/requests", list_requests),
+        web.post("/requests/{id}/abort", abort_request),
+        web.get("/", show_page),
+        web.get("/page/{name}", show_file),
     ]
 
 

@@ -10,8 +10,10 @@ from jaxserve.server.keys import Caller
 from jaxserve.server.service import SERVICE
 
 CALLER = web.RequestKey("caller", Caller)
-OPEN = frozenset({"/health", "/version", "/openapi.json", "/docs"})
-"""What a load balancer asks, and what tells how to ask."""
+OPEN = frozenset({"/health", "/version", "/openapi.json", "/docs", "/"})
+"""What a load balancer asks, what tells how to ask, and the page, which asks for the key itself."""
+PAGE_FILES = "/page/"
+"""What the page is made of: open as well."""
 METRICS = "/metrics"
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="jaxserve"'}
 
@@ -40,7 +42,9 @@ async def add_rates(http: web.Request, response: web.StreamResponse) -> None:
 
 def is_open(path: str, *, metrics_need_key: bool) -> bool:
     """Whether a path is answered without a key."""
-    return path in OPEN or (path == METRICS and not metrics_need_key)
+    if path in OPEN or path.startswith(PAGE_FILES):
+        return True
+    return path == METRICS and not metrics_need_key
 
 
 def unauthorized(given: str) -> web.Response:

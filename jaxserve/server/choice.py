@@ -107,9 +107,10 @@ class Choice:
             self._scored += self._score_prompt(event.prompt_logprobs)
             self._prompt_ids = ()
         if event.token_id is None:
-            if event.finish_reason != "length":
+            reason = event.finish_reason
+            if event.refusal is not None or reason not in ("length", "abort"):
                 raise what_happened(event)
-            self._finish("length")  # no token was asked for
+            self._finish(reason)  # no token was asked for, or somebody ended the request
             return False
         self.num_tokens += 1
         if self._scores:

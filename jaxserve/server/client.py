@@ -22,8 +22,11 @@ from jaxserve.frames import (
     Events,
     Failed,
     FromWorker,
+    Inspect,
+    Inspection,
     Progress,
     Ready,
+    SequenceState,
     Stats,
     Submit,
     decode_from_worker,
@@ -31,6 +34,9 @@ from jaxserve.frames import (
 )
 from jaxserve.request import Request, TokenEvent
 from jaxserve.server.metrics import Metrics, Timeline
+
+INSPECTION_TIMEOUT = 1.0
+"""Seconds to wait for the worker to say what its sequences are doing: it may be in a long step."""
 
 
 class Inbox:
@@ -101,6 +107,7 @@ class WorkerClient:
         self.last_heard = 0.0
         self._waiters: dict[str, Waiter] = {}
         self._writer: asyncio.StreamWriter | None = None
+        self._inspection: asyncio.Future[Inspection] | None = None
 
     @property
     def num_open(self) -> int:
@@ -142,6 +149,16 @@ class WorkerClient:
         if self._writer is not None:
             self._writer.write(encode_frame(Abort(live)))
 
+    def end(self, inbox: Inbox) -> None:
+        """Abort what still runs; whoever reads this inbox is told, and answers with what there is.
+
+        Ids that have finished are fine.
+        """
+        live = tuple(inbox.open_ids)
+        self.abort(inbox, live)
+        for request_id in live:
+            inbox.put(TokenEvent(request_id, None, finish_reason="abort"))
+
     def close(self, inbox: Inbox) -> None:
         """Nobody reads this inbox any more: abort what still runs."""
         self.abort(inbox, tuple(inbox.open_ids))
@@ -156,6 +173,28 @@ class WorkerClient:
         if live and self._writer is not None:
             self._writer.write(encode_frame(Abort(live)))
 
+    async def inspect(self) -> dict[str, SequenceState]:
+        """What the worker's sequences are doing, by request id. Empty if it does not say in time.
+
+        Whoever asks while another one waits shares its answer.
+        """
+        if self.ready is None or self._writer is None:
+            return {}
+        if self._inspection is None:
+            self._inspection = asyncio.get_running_loop().create_future()
+            self._writer.write(encode_frame(Inspect()))
+        try:
+            async with asyncio.timeout(INSPECTION_TIMEOUT):
+                inspection = await asyncio.shield(self._inspection)
+        except TimeoutError:
+            return {}
+        return {state.request_id: state for state in inspection.sequences}
+
+    def _inspected(self, inspection: Inspection) -> None:
+        if self._inspection is not None:
+            self._inspection.set_result(inspection)
+            self._inspection = None
+
     async def converse(
         self,
         reader: asyncio.StreamReader,
@@ -169,7 +208,7 @@ class WorkerClient:
         """
         loop = asyncio.get_running_loop()
         self._writer, self.failed, self.hopeless = writer, None, False
-        self.metrics.worker = Stats()
+        self.metrics.heard_from_worker(Stats(), perf_counter())
         try:
             while True:
                 frame = await read_frame(reader)
@@ -179,6 +218,7 @@ class WorkerClient:
                 self._handle(frame, on_progress)
         finally:
             self.ready = self._writer = None
+            self._inspected(Inspection(()))
             self.fail_all(self.failed or "the worker process ended")
             writer.close()
 
@@ -187,11 +227,14 @@ class WorkerClient:
             case Events():
                 self._dispatch(frame.events)
             case Stats():
-                self.metrics.worker = frame
+                self.metrics.heard_from_worker(frame, perf_counter())
+            case Inspection():
+                self._inspected(frame)
             case Progress():
                 on_progress(frame)
             case Ready():
                 self.ready = frame
+                self.metrics.promise = frame.promise
                 self.first_ready.set()
             case Failed():
                 self.failed, self.hopeless = frame.message, frame.final

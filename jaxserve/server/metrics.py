@@ -8,7 +8,7 @@ from time import perf_counter
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from jaxserve.frames import Stats
+from jaxserve.frames import PromisedTimes, Stats
 from jaxserve.server.window import Window
 
 # Dense around the promise: half a second to the first token, 33 ms for each one after it.
@@ -79,7 +79,9 @@ class Metrics:
     """The numbers of one server, in a registry of their own.
 
     Attributes:
-        worker: the worker's newest Stats; replaced whenever one comes.
+        worker: the worker's newest Stats. heard: when they came, in seconds of `perf_counter`.
+        promise: what the worker keeps; None while it promises nothing.
+        ttft, tpot: sequences' times of the last minute.
         requests: finished HTTP requests by endpoint and outcome.
         broken_streams: those among them whose status said 200 and whose end was an error.
         key_requests: those of each API key by outcome, where keys are asked for.
@@ -89,8 +91,10 @@ class Metrics:
     def __init__(self, *, open_sequences: Callable[[], int]) -> None:
         registry = CollectorRegistry(auto_describe=False)
         self.worker = Stats()
-        self._first_window = Window()
-        self._per_window = Window()
+        self.heard = 0.0
+        self.promise: PromisedTimes | None = None
+        self.ttft = Window()
+        self.tpot = Window()
         self._registry = registry
         self._first_token = self._histogram(
             "jaxserve_time_to_first_token_seconds",
@@ -165,6 +169,8 @@ class Metrics:
             yield CounterMetricFamily(f"jaxserve_{name}", text, value=getattr(self.worker, name))
         yield from self._labelled()
         yield from self._derived()
+        if self.promise is not None:
+            yield from promised(self.promise)
 
     def _labelled(self) -> Iterator[Metric]:
         worker = self.worker
@@ -198,12 +204,22 @@ class Metrics:
         ):  # fmt: skip
             yield GaugeMetricFamily(f"jaxserve_{name}", text, value=part / max(1, whole))
         for name, text, window in (
-            ("ttft_p95", "p95 time to first token", self._first_window),
-            ("tpot_p95", "p95 of sequences' mean time per token after it", self._per_window),
+            ("ttft_p95", "p95 time to first token", self.ttft),
+            ("tpot_p95", "p95 of sequences' mean time per token after it", self.tpot),
         ):
             text = f"Exact {text}, of the last minute."
             p95 = window.percentile(95, now)
             yield GaugeMetricFamily(f"jaxserve_{name}_seconds", text, value=p95)
+
+    def heard_from_worker(self, stats: Stats, now: float) -> None:
+        """The worker said how it is, or is a new one that has said nothing."""
+        self.worker, self.heard = stats, now
+
+    def refusals(self) -> dict[str, int]:
+        """Sequences not let in so far, by reason."""
+        (family,) = self.refused.collect()
+        totals = (sample for sample in family.samples if sample.name.endswith("_total"))
+        return {sample.labels["reason"]: int(sample.value) for sample in totals}
 
     def submitted(self, arrived: float, now: float) -> None:
         """A request was handed to the worker."""
@@ -216,7 +232,7 @@ class Metrics:
             timeline.admitted = timeline.submitted + queued
             self._queue.observe(timeline.admitted - timeline.arrived)
             self._first_token.observe(now - timeline.arrived)
-            self._first_window.add(now - timeline.arrived, now)
+            self.ttft.add(now - timeline.arrived, now)
         else:
             self._between_tokens.observe(now - timeline.last)
         timeline.last = now
@@ -226,7 +242,7 @@ class Metrics:
         """A sequence got its last token."""
         if timeline.num_tokens > 1:
             self._per_token.observe(timeline.per_token)
-            self._per_window.add(timeline.per_token, timeline.last)
+            self.tpot.add(timeline.per_token, timeline.last)
 
     def used(self, key: str, prompt_tokens: int, output_tokens: int) -> None:
         """A request of this API key has ended."""
@@ -236,3 +252,13 @@ class Metrics:
     def text(self) -> bytes:
         """Everything, in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+def promised(promise: PromisedTimes) -> Iterator[Metric]:
+    """The limits, to draw them next to what was measured."""
+    for name, text, value in (
+        ("ttft_promised_seconds", "Promised time to first token.", promise.ttft),
+        ("tpot_promised_seconds", "Promised mean time per token after it.", promise.tpot),
+        ("promised_share", "Share of the requests that keep each.", promise.percentile / 100),
+    ):
+        yield GaugeMetricFamily(f"jaxserve_{name}", text, value=value)

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 from jinja2 import Environment, select_autoescape
 
-from jaxserve.server.auth import OPEN
+from jaxserve.server.auth import is_open
 from jaxserve.server.operations import OPERATIONS, Operation, Type
 from jaxserve.server.replies import ErrorReply, json_response
 
@@ -114,14 +114,18 @@ def described(method: str, path: str, operation: Operation) -> Schema:
         "operationId": "_".join([method.lower(), *words]).replace(".", "_"),
         "responses": responses(operation),
     }
-    if path in OPEN:
+    if is_open(path, metrics_need_key=True):
         entry["security"] = []
-    names = re.findall(r"{(\w+)}", path)
-    if names:
-        entry["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+    parameters += [
+        {"name": name, "in": "query", "required": False, "schema": {"type": "number"}}
+        for name in operation.query
+    ]
+    if parameters:
+        entry["parameters"] = parameters
     if operation.body is not None:
         content = {"application/json": {"schema": reference(operation.body)}}
         entry["requestBody"] = {"required": True, "content": content}

@@ -8,6 +8,8 @@ from types import MappingProxyType
 
 import msgspec
 
+from jaxserve.server.history import HistoryReply
+from jaxserve.server.in_flight import Aborted, InFlightList
 from jaxserve.server.openai import ChatBody, CompletionBody
 from jaxserve.server.replies import (
     ChatChunk,
@@ -34,6 +36,7 @@ class Operation:
         summary: what it does, in a few words.
         answer: the body of a 200: JSON of this type, or the content type of something else.
         body: what is sent as JSON, if anything is.
+        query: names of numbers that may be sent in the query.
         required: fields of the body that have to be there, although their type has a default.
         events: of each server-sent event, where `stream` can be true.
         errors: statuses to expect besides; all have the same form.
@@ -43,6 +46,7 @@ class Operation:
     summary: str
     answer: Type | str
     body: Type | None = None
+    query: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     events: Type | None = None
     errors: tuple[int, ...] = ()
@@ -89,6 +93,18 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = MappingProxyType(
         ("GET", "/version"): Operation("The version of the server", Version),
         ("GET", "/openapi.json"): Operation("This document", "application/json"),
         ("GET", "/docs"): Operation("This document as a page", "text/html"),
+        ("GET", "/history"): Operation(
+            "The last quarter of an hour, for charts",
+            HistoryReply,
+            query=("since",),
+            errors=(400, 401),
+        ),
+        ("GET", "/requests"): Operation("What runs and what waits", InFlightList, errors=(401,)),
+        ("POST", "/requests/{id}/abort"): Operation(
+            "End a request: it is answered with what there is", Aborted, errors=(401, 404, 429)
+        ),
+        ("GET", "/"): Operation("The page for people", "text/html"),
+        ("GET", "/page/{name}"): Operation("A file of that page", "*/*", errors=(404,)),
     }
 )
 """(method, path) -> what happens there."""

@@ -219,3 +219,10 @@ encode = msgspec.json.Encoder().encode
 def json_response(reply: object, status: int = 200) -> web.Response:
     """`reply` as JSON; msgspec Structs and plain dicts alike."""
     return web.Response(body=encode(reply), status=status, content_type="application/json")
+
+
+def never_stored(reply: object) -> web.Response:
+    """A reply that is old in a moment."""
+    response = json_response(reply)
+    response.headers["Cache-Control"] = "no-store"
+    return response

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 SECONDS = 60.0
 MOST = 10_000
@@ -22,9 +23,12 @@ class Window:
 
     def percentile(self, percent: float, now: float) -> float:
         """The smallest value that so many percent do not exceed; NaN if there is none."""
+        return self.percentiles((percent,), now)[0]
+
+    def percentiles(self, percents: Sequence[float], now: float) -> tuple[float, ...]:
+        """Several of them, for one sorting."""
         while self._values and self._values[0][0] < now - SECONDS:
             self._values.popleft()
-        if not self._values:
-            return math.nan
-        ordered = sorted(value for _, value in self._values)
-        return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+        ordered = sorted(value for _, value in self._values) or [math.nan]
+        last = len(ordered)
+        return tuple(ordered[max(0, math.ceil(p / 100 * last) - 1)] for p in percents)
