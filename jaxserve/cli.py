@@ -131,9 +131,13 @@ def run_serve(flags: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(engine.model, Store(engine.store))
     spec = checkpoint.tokenizer
     keys = Keys(flags.api_key_file, os.environ.get("JAXSERVE_API_KEY"))
+    model_name = server.served_model_name or checkpoint.name
+    if server.batch_dir is None:
+        folder = engine.store / "batches" / model_name.replace("/", "--")
+        server = dataclasses.replace(server, batch_dir=folder)
     app = make_app(
         server,
-        model_name=server.served_model_name or checkpoint.name,
+        model_name=model_name,
         model=checkpoint.config,
         tokenizer=None
         if spec is None

@@ -87,6 +87,8 @@ class ServerConfig:
         max_body_bytes: larger request bodies are refused with 413.
         max_pending: most sequences accepted and unfinished; more are refused with 429.
         heartbeat_timeout: seconds without a sign of life from the worker until /health says 503.
+        batch_dir: folder of uploaded files and batches; None takes neither.
+        batch_concurrency: most lines of batches at work at once.
         shared_cache: requests of different API keys share computed prompts too. Whoever shares
             them can tell from the time to the first token what others have asked.
     """
@@ -107,6 +109,8 @@ class ServerConfig:
     max_body_bytes: int = 8 << 20
     max_pending: int = 1024
     heartbeat_timeout: float = 15.0
+    batch_dir: Path | None = None
+    batch_concurrency: int = 32
     shared_cache: bool = False
 
 

@@ -19,6 +19,16 @@ class RequestError(JaxserveError, ValueError):
         self.param = param
 
 
+class NotFound(RequestError):
+    """What the request names is not here.
+
+    Attributes:
+        code: for a program.
+    """
+
+    code = "not_found"
+
+
 class ConfigError(JaxserveError, ValueError):
     """Settings that cannot work together, or not on this device."""
 

@@ -84,6 +84,19 @@ def add_http(serve: Parser) -> None:
         help="silence after which the engine counts as hanging and is restarted",
     )
     http.add_argument(
+        "--batch-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of uploaded files and batches; unset: one for each model in the store",
+    )
+    http.add_argument(
+        "--batch-concurrency",
+        type=positive,
+        metavar="N",
+        default=default(ServerConfig, "batch_concurrency"),
+        help="most lines of batches at work at once",
+    )
+    http.add_argument(
         "--shared-cache",
         action="store_true",
         help="requests of different API keys share computed prompts too",

@@ -15,8 +15,8 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
-def server():
-    with running_server() as server:
+def server(tmp_path_factory):
+    with running_server(batch_dir=tmp_path_factory.mktemp("batches")) as server:
         yield server
 
 
@@ -91,6 +91,26 @@ def test_what_comes_back_is_what_it_says(server, document, method, path, body):
     else:
         reply = server.request(method, path.replace("{name}", body or ""))
     validate(document, answer_of(document, method, path, reply.status), reply.json)
+
+
+def test_files_and_batches_are_what_it_says(server, document):
+    head = "--b\r\nContent-Disposition: form-data; name="
+    form = f'{head}"purpose"\r\n\r\nbatch\r\n{head}"file"\r\n\r\n{{}}\r\n--b--\r\n'
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    file = server.request("POST", "/v1/files", form.encode(), headers).json
+    validate(document, "FileObject", file)
+    ask = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    validate(document, "BatchBody", ask)
+    batch = server.post("/v1/batches", ask).json
+    path = f"/v1/batches/{batch['id']}"
+    assert server.becomes(lambda: server.request("GET", path).json["status"] == "completed")
+    for each in (batch, server.request("GET", path).json):
+        validate(document, "Batch", each)
+    validate(document, "FileList", server.request("GET", "/v1/files").json)
+    validate(document, "BatchList", server.request("GET", "/v1/batches").json)
+    path = f"/v1/files/{file['id']}"
+    validate(document, "Deleted", server.request("DELETE", path).json)
+    validate(document, "ErrorReply", server.request("GET", path).json)
 
 
 def test_every_event_of_a_stream_is_what_it_says(server, document):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 from aiohttp import web
@@ -63,16 +64,51 @@ async def generate(http: web.Request, *, chat: bool) -> web.StreamResponse:
         refusal = service.turn_away(len(generation.requests))
         if refusal is not None:
             return refusal
-        service.rates.admit(caller.name, "tokens", sum(len(p.ids) for p in generation.prompts))
-        inbox = service.client.submit(generation.requests, arrived=arrived)
-        answer = http[ANSWER] = Answer(service, generation, inbox, caller)
-        http.app[IN_FLIGHT][generation.answer_id] = answer
-        try:
+        with answering(http.app, generation, caller, arrived=arrived) as answer:
+            http[ANSWER] = answer
             return await (stream(http, answer) if generation.stream else whole(answer))
-        finally:
-            del http.app[IN_FLIGHT][generation.answer_id]
-            service.client.close(inbox)
-            service.charge(caller, answer.usage())
+
+
+async def answer_unstreamed(
+    app: web.Application, body: bytes, caller: Caller, *, chat: bool
+) -> web.Response:
+    """Answer a request that has no connection of its own. Raises what `prepare` and `answering`
+    do."""
+    service = app[SERVICE]
+    refusal = service.turn_away(1)
+    if refusal is not None:
+        return refusal
+    generation = await service.prepare(body, chat=chat, caller=caller)
+    refusal = service.turn_away(len(generation.requests))
+    if refusal is not None:
+        return refusal
+    with answering(app, generation, caller, arrived=perf_counter()) as answer:
+        return await whole(answer)
+
+
+@contextmanager
+def answering(
+    app: web.Application, generation: Generation, caller: Caller, *, arrived: float
+) -> Iterator[Answer]:
+    """Start what is to be generated, and leave nothing of it behind.
+
+    `arrived` is when it was asked for, in seconds of `perf_counter`.
+
+    Raises:
+        RateLimited: the caller's key has no tokens left for it.
+        EngineStopped: there is no worker that is ready.
+    """
+    service = app[SERVICE]
+    service.rates.admit(caller.name, "tokens", sum(len(p.ids) for p in generation.prompts))
+    inbox = service.client.submit(generation.requests, arrived=arrived)
+    answer = Answer(service, generation, inbox, caller)
+    app[IN_FLIGHT][generation.answer_id] = answer
+    try:
+        yield answer
+    finally:
+        del app[IN_FLIGHT][generation.answer_id]
+        service.client.close(inbox)
+        service.charge(caller, answer.usage())
 
 
 async def read_json(http: web.Request) -> bytes:

@@ -13,8 +13,10 @@ from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.server.answer import IN_FLIGHT, chat_completions, completions
 from jaxserve.server.auth import add_rates, authenticate
+from jaxserve.server.batches import BATCH_ROUTES, BATCHING, Batching, keep_batches
 from jaxserve.server.client import WorkerClient
 from jaxserve.server.cors import add_origin, answer_preflights
+from jaxserve.server.files import FILE_ROUTES
 from jaxserve.server.history import keep_history, show_history
 from jaxserve.server.in_flight import abort_request, list_requests
 from jaxserve.server.keys import Keys
@@ -94,7 +96,8 @@ def make_app(
     app.on_response_prepare.extend([add_request_id, add_rates])
     if config.allow_origin:
         app.on_response_prepare.append(add_origin(config.allow_origin))
-    app.cleanup_ctx.extend([keep_worker(service, supervisor), keep_history])
+    app[BATCHING] = Batching()
+    app.cleanup_ctx.extend([keep_worker(service, supervisor), keep_history, keep_batches])
     app.add_routes(routes())
     return app
 
@@ -104,6 +107,8 @@ def routes() -> list[web.RouteDef]:
     return [
         web.post("/v1/completions", completions),
         web.post("/v1/chat/completions", chat_completions),
+        *FILE_ROUTES,
+        *BATCH_ROUTES,
         web.post("/tokenize", tokenize),
         web.post("/detokenize", detokenize),
         web.get("/v1/models", list_models),

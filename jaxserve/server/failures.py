@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from jaxserve.errors import DeadlinePassed, Overloaded
+from jaxserve.errors import DeadlinePassed, JaxserveError, NotFound, Overloaded, RequestError
 from jaxserve.server.replies import ErrorDetail, ErrorReply, encode
 
 RETRY_AFTER = "1"
@@ -52,6 +52,19 @@ def detail(
     """The inner part of the body, also sent when a stream breaks off."""
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return ErrorDetail(message, kind, param, code or CODES.get(status))
+
+
+def failure_of(error: JaxserveError) -> web.Response:
+    """The answer to a request that could not be served for this reason."""
+    match error:
+        case NotFound():
+            return failure(404, str(error), param=error.param, code=error.code)
+        case RequestError():
+            return failure(400, str(error), param=error.param)
+        case Overloaded() | DeadlinePassed():
+            return refusal(error)
+        case _:
+            return failure(503, str(error))
 
 
 def refusal(error: Overloaded | DeadlinePassed) -> web.Response:

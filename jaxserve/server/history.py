@@ -66,6 +66,12 @@ class Sample(msgspec.Struct, frozen=True):
 NUMBERS = tuple(name for name in Sample.__struct_fields__ if name != "refused")
 
 
+class HistoryQuery(msgspec.Struct, frozen=True):
+    """Samples after this one: its time, in Unix seconds."""
+
+    since: float | None = None
+
+
 class HistoryReply(msgspec.Struct, frozen=True):
     """What GET /history says.
 

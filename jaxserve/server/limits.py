@@ -27,6 +27,28 @@ class Limits:
     shared_cache: bool = False
 
 
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
+
+
+def checked_metadata(given: dict[str, str] | None) -> dict[str, str] | None:
+    """`metadata`. RequestError for too much of it."""
+    for key, value in (given or {}).items():
+        if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
+            raise RequestError(
+                f"metadata has a key of {len(key)} characters and a value of {len(value)}; at most "
+                f"{MAX_METADATA_KEY} and {MAX_METADATA_VALUE} are allowed",
+                param="metadata",
+            )
+    if given is not None and len(given) > MAX_METADATA:
+        raise RequestError(
+            f"metadata has {len(given)} entries; at most {MAX_METADATA} are allowed",
+            param="metadata",
+        )
+    return given
+
+
 Number = TypeVar("Number", int, float)
 
 

@@ -12,13 +12,13 @@ from time import perf_counter
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from jaxserve.errors import DeadlinePassed, EngineStopped, Overloaded, RequestError
+from jaxserve.errors import JaxserveError
 from jaxserve.server import access_log
 from jaxserve.server.answer import ANSWER
 from jaxserve.server.auth import CALLER
-from jaxserve.server.failures import INTERNAL_ERROR, failure, http_failure, refusal
+from jaxserve.server.failures import INTERNAL_ERROR, failure, failure_of, http_failure
 from jaxserve.server.rates import RateLimited
-from jaxserve.server.service import SERVICE, ModelNotFound
+from jaxserve.server.service import SERVICE
 
 logger = logging.getLogger("jaxserve.server")
 
@@ -80,17 +80,10 @@ async def answer(http: web.Request, handler: Handler) -> web.StreamResponse:
     """The handler's response, or the one for the error it raised."""
     try:
         return await handler(http)
-    except ModelNotFound as error:
-        return failure(404, str(error), param=error.param, code="model_not_found")
-    except RequestError as error:
-        return failure(400, str(error), param=error.param)
-    except RateLimited as error:
-        http.app[SERVICE].client.metrics.refused.labels("rate").inc()
-        return refusal(error)
-    except (Overloaded, DeadlinePassed) as error:
-        return refusal(error)
-    except EngineStopped as error:
-        return failure(503, str(error))
+    except JaxserveError as error:
+        if isinstance(error, RateLimited):
+            http.app[SERVICE].client.metrics.refused.labels("rate").inc()
+        return failure_of(error)
     except web.HTTPException as error:
         return http_failure(error, http)
     except (asyncio.CancelledError, ConnectionError):

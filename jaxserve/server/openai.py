@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -218,6 +219,18 @@ def decode_body(body: bytes, kind: type[Body]) -> Body:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the request body is not valid JSON: {error}") from None
     return decoded
+
+
+def decode_query(query: Mapping[str, str], kind: type[Body]) -> Body:
+    """Read what follows the "?" of a URL. RequestError, with `param`, for what does not fit."""
+    unknown = sorted(query.keys() - set(kind.__struct_fields__))
+    if unknown:
+        known = ", ".join(kind.__struct_fields__)
+        raise RequestError(f"unknown {unknown[0][:80]!r}; this takes {known}", param=unknown[0])
+    try:
+        return msgspec.convert(dict(query), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise wrong_type(error) from None
 
 
 def refuse_unknown(fields: dict[str, msgspec.Raw], kind: type[Body]) -> None:

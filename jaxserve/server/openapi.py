@@ -79,7 +79,7 @@ def component_schemas() -> dict[str, Schema]:
     types: dict[Type, None] = {ErrorReply: None}
     required: dict[str, tuple[str, ...]] = {}
     for operation in OPERATIONS.values():
-        for kind in (operation.body, operation.answer, operation.events):
+        for kind in (operation.body, operation.form, operation.answer, operation.events):
             if isinstance(kind, type):
                 types[kind] = None
         if operation.body is not None:
@@ -116,19 +116,23 @@ def described(method: str, path: str, operation: Operation) -> Schema:
     }
     if is_open(path, metrics_need_key=True):
         entry["security"] = []
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in re.findall(r"{(\w+)}", path)
+    names = re.findall(r"{(\w+)}", path)
+    entry["parameters"] = [
+        {"name": name, "in": "path", "required": True, "schema": TEXT} for name in names
     ]
-    parameters += [
-        {"name": name, "in": "query", "required": False, "schema": {"type": "number"}}
-        for name in operation.query
-    ]
-    if parameters:
-        entry["parameters"] = parameters
-    if operation.body is not None:
-        content = {"application/json": {"schema": reference(operation.body)}}
-        entry["requestBody"] = {"required": True, "content": content}
+    if operation.query is not None:
+        (_, schemas) = msgspec.json.schema_components([operation.query])
+        fields = schemas[operation.query.__name__]["properties"]
+        entry["parameters"] += [
+            {"name": name, "in": "query", "schema": schema} for name, schema in fields.items()
+        ]
+    for kind, content_type in (
+        (operation.body, "application/json"),
+        (operation.form, "multipart/form-data"),
+    ):
+        if kind is not None:
+            content = {content_type: {"schema": reference(kind)}}
+            entry["requestBody"] = {"required": True, "content": content}
     return entry
 
 

@@ -8,8 +8,13 @@ from types import MappingProxyType
 
 import msgspec
 
-from jaxserve.server.history import HistoryReply
+from jaxserve.server.batch_store import Batch
+from jaxserve.server.batches import BatchBody
+from jaxserve.server.file_store import FileObject
+from jaxserve.server.files import Deleted, FileForm
+from jaxserve.server.history import HistoryQuery, HistoryReply
 from jaxserve.server.in_flight import Aborted, InFlightList
+from jaxserve.server.listing import BatchList, BatchQuery, FileList, FileQuery
 from jaxserve.server.openai import ChatBody, CompletionBody
 from jaxserve.server.replies import (
     ChatChunk,
@@ -25,6 +30,7 @@ from jaxserve.server.tokenization import DetokenizeBody, Detokenized, TokenizeBo
 Type = type[msgspec.Struct]
 
 READING = (400, 401, 404, 413)
+STORED = (400, 401, 404, 503)
 GENERATING = (*READING, 429, 500, 503, 504)
 
 
@@ -36,8 +42,8 @@ class Operation:
         summary: what it does, in a few words.
         answer: the body of a 200: JSON of this type, or the content type of something else.
         body: what is sent as JSON, if anything is.
-        query: names of numbers that may be sent in the query.
         required: fields of the body that have to be there, although their type has a default.
+        form: what is sent as a form instead. query: what may follow the "?".
         events: of each server-sent event, where `stream` can be true.
         errors: statuses to expect besides; all have the same form.
         unavailable: the body of a 503 that has another form.
@@ -46,8 +52,9 @@ class Operation:
     summary: str
     answer: Type | str
     body: Type | None = None
-    query: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
+    form: Type | None = None
+    query: Type | None = None
     events: Type | None = None
     errors: tuple[int, ...] = ()
     unavailable: Type | None = None
@@ -70,6 +77,29 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = MappingProxyType(
             required=("messages",),
             events=ChatChunk,
             errors=GENERATING,
+        ),
+        ("POST", "/v1/files"): Operation(
+            "Upload a file for a batch", FileObject, form=FileForm, errors=STORED
+        ),
+        ("GET", "/v1/files"): Operation("The files here", FileList, query=FileQuery, errors=STORED),
+        ("GET", "/v1/files/{file_id}"): Operation("A file", FileObject, errors=STORED),
+        ("GET", "/v1/files/{file_id}/content"): Operation(
+            "What is in a file", "application/jsonl", errors=STORED
+        ),
+        ("DELETE", "/v1/files/{file_id}"): Operation("Delete a file", Deleted, errors=STORED),
+        ("POST", "/v1/batches"): Operation(
+            "Have the requests in a file answered when there is time",
+            Batch,
+            body=BatchBody,
+            required=("input_file_id", "endpoint", "completion_window"),
+            errors=(*STORED, 413, 429),
+        ),
+        ("GET", "/v1/batches"): Operation(
+            "The batches here", BatchList, query=BatchQuery, errors=STORED
+        ),
+        ("GET", "/v1/batches/{batch_id}"): Operation("A batch", Batch, errors=STORED),
+        ("POST", "/v1/batches/{batch_id}/cancel"): Operation(
+            "Give up what of a batch is not answered", Batch, errors=STORED
         ),
         ("POST", "/tokenize"): Operation(
             "The tokens of a text or a conversation",
@@ -96,7 +126,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = MappingProxyType(
         ("GET", "/history"): Operation(
             "The last quarter of an hour, for charts",
             HistoryReply,
-            query=("since",),
+            query=HistoryQuery,
             errors=(400, 401),
         ),
         ("GET", "/requests"): Operation("What runs and what waits", InFlightList, errors=(401,)),

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from checkpoints.model_config import ModelConfig
 from jaxserve.config import ServerConfig
-from jaxserve.errors import RequestError
+from jaxserve.errors import NotFound
 from jaxserve.frames import Progress
 from jaxserve.server.client import WorkerClient
 from jaxserve.server.failures import failure
@@ -30,8 +30,10 @@ INLINE_BODY_BYTES = 4096
 """A completion this small is encoded faster than a thread is woken."""
 
 
-class ModelNotFound(RequestError):
+class ModelNotFound(NotFound):
     """The request names a model that is not the one served here."""
+
+    code = "model_not_found"
 
 
 @dataclass
