@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxserve.batch import MAX_COUNT, NO_TOKEN, BatchDescriptor, LogitRules
+from jaxserve.batch import MAX_COUNT, NO_TOKEN, BatchDescriptor, LogitRules, SamplingArrays
 
 NOWHERE = 2**31 - 1
 """No slot, and no token: what is written there is dropped."""
@@ -35,31 +35,46 @@ def count_fed(rules: LogitRules, last_token: jax.Array, batch: BatchDescriptor) 
     return LogitRules(**(vars(rules) | {"counts": counts, "recent": recent}))
 
 
-def apply_rules(logits: jax.Array, rules: LogitRules, batch: BatchDescriptor) -> jax.Array:
-    """f32[R, V]: the logits to draw from, of the model's f32[R, V]. Rows without rules keep theirs.
+def apply_rules(
+    logits: jax.Array,
+    rules: LogitRules,
+    positions: jax.Array,
+    slot: jax.Array,
+    sampling: SamplingArrays,
+) -> jax.Array:
+    """f32[R, V]: the logits to draw from. Rows without rules keep those of the model.
 
     The branch is taken at run time, so one executable serves every mix.
+
+    Args:
+        logits: the model's, f32[R, V].
+        rules: of all slots.
+        positions: i32[R], position in its sequence of the token to draw.
+        slot: i32[R], each row's.
+        sampling: settings, each [R].
     """
-    has_rules = batch.sampling.has_rules
+    has_rules = sampling.has_rules
 
     def apply() -> jax.Array:
-        ruled = _list_tokens(logits, rules, batch)
-        ruled = _ban_words(ruled, rules, batch.slot)
-        ruled = _penalise(ruled, rules, batch.slot)
+        ruled = _list_tokens(logits, rules, positions, slot)
+        ruled = _ban_words(ruled, rules, slot)
+        ruled = _penalise(ruled, rules, slot)
         return jnp.where(has_rules[:, None], ruled, logits)
 
     return lax.cond(jnp.any(has_rules), apply, lambda: logits)
 
 
-def _list_tokens(logits: jax.Array, rules: LogitRules, batch: BatchDescriptor) -> jax.Array:
+def _list_tokens(
+    logits: jax.Array, rules: LogitRules, positions: jax.Array, slot: jax.Array
+) -> jax.Array:
     """Each listed token's own rule; in some rows all others are banned."""
     ids, bias, until = (
-        x.at[batch.slot].get(mode="fill", fill_value=NO_TOKEN)
+        x.at[slot].get(mode="fill", fill_value=NO_TOKEN)
         for x in (rules.token_ids, rules.bias, rules.banned_until)
     )
-    only_listed = rules.only_listed.at[batch.slot].get(mode="fill", fill_value=False)
+    only_listed = rules.only_listed.at[slot].get(mode="fill", fill_value=False)
     own = jnp.take_along_axis(logits, jnp.maximum(ids, 0), axis=-1) + bias
-    own = jnp.where(batch.kv_len[:, None] < until, -jnp.inf, own)  # [R, S]
+    own = jnp.where(positions[:, None] < until, -jnp.inf, own)  # [R, S]
     others = jnp.where(only_listed[:, None], -jnp.inf, logits)
     return others.at[_rows(ids), _places(ids)].set(own, mode="drop")
 

@@ -1,7 +1,7 @@
 """Log-probabilities of a prompt's own tokens: the head applied to more than each row's last token.
 
 Logits of all tokens of a step would take memory in proportion to tokens times vocabulary, so they
-are made a chunk at a time, and only of chunks with a token of a row that asks.
+are made of a block of them at a time, and only of blocks with a token of a row that asks.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxserve.batch import NO_TOKEN, BatchDescriptor, PromptScores
+from jaxserve.row_blocks import in_row_blocks
 from jaxserve.sampling import likeliest
-
-CHUNK = 64
-"""Tokens whose logits exist at a time."""
 
 
 def score_prompts(
@@ -38,8 +36,8 @@ def score_prompts(
     following = jnp.roll(token_ids, -1).at[place].set(batch.next_token, mode="drop")
     wanted = asked.at[batch.row_ids].get(mode="fill", fill_value=False)  # bool[T]
 
-    def score(chunk: tuple[jax.Array, jax.Array, jax.Array]) -> PromptScores:
-        hidden, following, wanted = chunk
+    def score(block: tuple[jax.Array, jax.Array, jax.Array]) -> PromptScores:
+        hidden, following, wanted = block
         none = PromptScores(*likeliest(None, following))
         return lax.cond(
             jnp.any(wanted),
@@ -47,17 +45,9 @@ def score_prompts(
             lambda: none,
         )
 
-    def score_all() -> PromptScores:
-        size = min(CHUNK, hidden.shape[0])
-        chunks = jax.tree.map(lambda x: _split(x, size), (hidden, following, wanted))
-        scores = lax.map(score, chunks)
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: hidden.shape[0]], scores)
-
     none = PromptScores(*likeliest(None, following))
-    return lax.cond(jnp.any(asked), score_all, lambda: none)
-
-
-def _split(x: jax.Array, size: int) -> jax.Array:
-    """[T, ...] as [chunks, size, ...], zeros at the end."""
-    padding = [(0, -x.shape[0] % size)] + [(0, 0)] * (x.ndim - 1)
-    return jnp.pad(x, padding).reshape(-1, size, *x.shape[1:])
+    return lax.cond(
+        jnp.any(asked),
+        lambda: in_row_blocks(score, (hidden, following, wanted)),
+        lambda: none,
+    )

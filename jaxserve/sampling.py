@@ -9,7 +9,8 @@ from jax import lax
 from jaxserve.batch import MAX_TOP_LOGPROBS, SamplingArrays
 
 BUCKET = 128
-"""Tokens per bucket of the two-stage draw."""
+"""Tokens that are first looked at together: the best one is in the best bucket, and a token is drawn
+from the bucket drawn."""
 
 
 def sample(logits: jax.Array, positions: jax.Array, sampling: SamplingArrays) -> jax.Array:
@@ -27,9 +28,7 @@ def sample(logits: jax.Array, positions: jax.Array, sampling: SamplingArrays) ->
     Returns:
         i32[R]; -1 for rows with a logit of NaN or +infinity, or with none above -infinity.
     """
-    # The maximum on a CPU passes over a NaN among other numbers.
-    largest = jnp.max(jnp.where(jnp.isnan(logits), jnp.inf, logits), axis=-1)
-    greedy = _first_index(logits == largest[:, None])
+    likeliest, largest = _best(logits)
 
     def draw() -> jax.Array:
         hot = sampling.temperature > 0
@@ -37,10 +36,16 @@ def sample(logits: jax.Array, positions: jax.Array, sampling: SamplingArrays) ->
         # Distance below the best: never overflows to NaN, however small the temperature.
         distance = (largest[:, None] - logits) / temperature[:, None]
         drawn = _draw(_filter(distance, sampling), positions, sampling.seed)
-        return jnp.where(hot, drawn, greedy)
+        return jnp.where(hot, drawn, likeliest)
 
-    tokens = lax.cond(jnp.any(sampling.temperature > 0), draw, lambda: greedy)
+    tokens = lax.cond(jnp.any(sampling.temperature > 0), draw, lambda: likeliest)
     return jnp.where(jnp.isfinite(largest), tokens, -1)
+
+
+def greedy(logits: jax.Array) -> jax.Array:
+    """What `sample` returns, i32[R], of f32[R, V] where no row has a temperature."""
+    token_ids, largest = _best(logits)
+    return jnp.where(jnp.isfinite(largest), token_ids, -1)
 
 
 def token_logprobs(
@@ -127,12 +132,10 @@ def _draw(probs: jax.Array, positions: jax.Array, seed: jax.Array) -> jax.Array:
     numbers a row instead of V Gumbel variables: on a CPU those cost more than the rest of
     sampling together; and two stages resolve probabilities far below one number's 2^-23.
     """
-    num_rows, vocab_size = probs.shape
-    probs = jnp.pad(probs, ((0, 0), (0, -vocab_size % BUCKET))).reshape(num_rows, -1, BUCKET)
+    buckets = _in_buckets(probs, 0.0)
     uniform = jax.vmap(_uniform_pair)(seed, positions)
-    bucket = _invert(jnp.sum(probs, axis=-1), uniform[:, 0])
-    inside = jnp.take_along_axis(probs, bucket[:, None, None], axis=1)[:, 0]
-    return bucket * BUCKET + _invert(inside, uniform[:, 1])
+    bucket = _invert(jnp.sum(buckets, axis=-1), uniform[:, 0])
+    return bucket * BUCKET + _invert(_take_bucket(buckets, bucket), uniform[:, 1])
 
 
 def _invert(weights: jax.Array, uniform: jax.Array) -> jax.Array:
@@ -149,6 +152,32 @@ def _uniform_pair(seed: jax.Array, position: jax.Array) -> jax.Array:
     """f32[2] in [0, 1), a function of u32[2] and i32[] alone."""
     key = jax.random.wrap_key_data(seed, impl="threefry2x32")
     return jax.random.uniform(jax.random.fold_in(key, position), (2,))
+
+
+def _best(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first of the largest logits of each row, i32[R], and its value f32[R]; that is +infinity
+    in a row with a NaN. First the bucket it is in, then it: the logits are read but once."""
+    buckets = _in_buckets(logits, -jnp.inf)
+    # The maximum on a CPU passes over a NaN among other numbers.
+    largest = jnp.max(jnp.where(jnp.isnan(buckets), jnp.inf, buckets), axis=-1)
+    # XLA would take the maximum of maxima from the logits themselves.
+    largest = lax.optimization_barrier(largest)
+    best = jnp.max(largest, axis=-1)
+    bucket = _first_index(largest == best[:, None])
+    inside = _take_bucket(buckets, bucket)
+    return bucket * BUCKET + _first_index(inside == best[:, None]), best
+
+
+def _in_buckets(x: jax.Array, padding: float) -> jax.Array:
+    """[R, V] as [R, buckets, BUCKET]."""
+    num_rows, vocab_size = x.shape
+    padded = jnp.pad(x, ((0, 0), (0, -vocab_size % BUCKET)), constant_values=padding)
+    return padded.reshape(num_rows, -1, BUCKET)
+
+
+def _take_bucket(buckets: jax.Array, index: jax.Array) -> jax.Array:
+    """[R, BUCKET]: of each row's [buckets, BUCKET] the one of i32[R]."""
+    return jnp.take_along_axis(buckets, index[:, None, None], axis=1)[:, 0]
 
 
 def _first_index(found: jax.Array) -> jax.Array:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from jaxserve.batch import (
     BatchDescriptor,
@@ -12,13 +14,18 @@ from jaxserve.batch import (
     LayerPages,
     PageTable,
     PromptScores,
+    SamplingArrays,
     StepOutput,
 )
 from jaxserve.logit_rules import apply_rules, count_fed
 from jaxserve.models.decoder import Decoder, Model
 from jaxserve.models.llama import Params
 from jaxserve.prompt_scores import score_prompts
-from jaxserve.sampling import sample, token_logprobs
+from jaxserve.row_blocks import in_row_blocks
+from jaxserve.sampling import greedy, likeliest, sample, token_logprobs
+
+Chosen = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+"""Tokens i32[n], and what `token_logprobs` says of them."""
 
 
 class StepFn(Protocol):
@@ -79,9 +86,25 @@ def draw(
     """
     # A drawn token's position is the number of tokens before it.
     rules = count_fed(state.rules, state.last_token, batch)
-    ruled = apply_rules(logits, rules, batch)
-    token_ids = sample(ruled, batch.kv_len, batch.sampling)
-    logprobs, top_ids, top_logprobs = token_logprobs(logits, token_ids, batch.sampling)
+
+    sampling = batch.sampling
+    asks = sampling.has_rules | (sampling.temperature > 0) | (sampling.top_logprobs >= 0)
+
+    def choose(some: tuple[jax.Array, jax.Array, jax.Array, SamplingArrays]) -> Chosen:
+        logits, position, slot, sampling = some
+        ruled = apply_rules(logits, rules, position, slot, sampling)
+        token_ids = sample(ruled, position, sampling)
+        return token_ids, *token_logprobs(logits, token_ids, sampling)
+
+    def choose_likeliest() -> Chosen:
+        token_ids = greedy(logits)
+        return token_ids, *likeliest(None, token_ids)
+
+    token_ids, logprobs, top_ids, top_logprobs = lax.cond(
+        jnp.any(asks),
+        lambda: in_row_blocks(choose, (logits, batch.kv_len, batch.slot, sampling)),
+        choose_likeliest,
+    )
     last_token = state.last_token.at[batch.slot].set(token_ids, mode="drop")
     output = StepOutput(token_ids, logprobs, top_ids, top_logprobs, prompt, aux)
     return output, DeviceState(layers, last_token, rules)

@@ -122,7 +122,8 @@ class Device:
     @staticmethod
     def _run(logits, rules, last_token, batch):
         rules = count_fed(rules, last_token, batch)
-        return apply_rules(logits, rules, batch), rules
+        ruled = apply_rules(logits, rules, batch.kv_len, batch.slot, batch.sampling)
+        return ruled, rules
 
 
 def random_logits(seed: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from jaxserve.aot.hlo import Array, Computation, Instruction, Module
-from jaxserve.aot.traffic import FREE, outputs
+from jaxserve.aot.traffic import FREE, custom_kernel, outputs
 
 MIN_COPY_BYTES = 256 << 10
 """Smaller arguments than this are settings and norms, which may be moved about."""
@@ -60,9 +60,12 @@ def copies(module: Module) -> list[str]:
     that is what a copy of one looks like, transposed, converted or as it is. Counts of tokens are
     as large as a step's logits and never converted: of them a copy has their type, too.
 
-    Not those that update one in place, and not a kernel's aliased results.
+    Not those that update one in place, and not a kernel's aliased results. Kernels of ours are
+    given weights by nobody, and partial sums of theirs may be as large as one: of them only what
+    is as large as pages, and of their type, counts.
     """
     protected: dict[tuple[str, int], str] = {}
+    pages: set[tuple[str, int]] = set()
     for parameter in module.entry.parameters.values():
         array = parameter.arrays[0]
         if len(array.dims) > 1 and parameter.bytes >= MIN_COPY_BYTES:
@@ -70,9 +73,14 @@ def copies(module: Module) -> list[str]:
                 protected[array.dtype, array.size] = parameter.op_name
             elif parameter.op_name.startswith(("params", "state")):
                 protected[ANY_TYPE, array.size] = parameter.op_name
+            if parameter.op_name.startswith("state"):
+                pages.add((array.dtype, array.size))
     found = []
     for _, instruction in launched(module):
+        ours = custom_kernel(instruction) is not None
         for array in _made(module, instruction):
+            if ours and (array.dtype, array.size) not in pages:
+                continue
             for key in ((ANY_TYPE, array.size), (array.dtype, array.size)):
                 if key in protected:
                     found.append(f"{instruction.name} is as large as {protected[key]}")

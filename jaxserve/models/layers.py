@@ -14,12 +14,16 @@ from pallas_kernels.native.linear import PackedWeight, linear_native
 Weight = jax.Array | PackedWeight
 
 
-def linear(x: jax.Array, weight: Weight) -> jax.Array:
-    """x [T, in] times weight [out, in] transposed: [T, out], accumulated in float32."""
+def linear(x: jax.Array, weight: Weight, dtype: jnp.dtype | None = None) -> jax.Array:
+    """x [T, in] times weight [out, in] transposed: [T, out] of `dtype`, by default that of x.
+
+    The sums are float32. The product itself rounds them: a result of float32, rounded afterwards,
+    is written and read once more on a GPU.
+    """
     if isinstance(weight, PackedWeight):
         return linear_native(x, weight)
-    out = lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return out.astype(x.dtype)
+    contracted = (((1,), (1,)), ((), ()))
+    return lax.dot_general(x, weight, contracted, preferred_element_type=dtype or x.dtype)
 
 
 def take_rows(weight: Weight, index: jax.Array) -> jax.Array:

@@ -195,6 +195,17 @@ def test_what_is_updated_in_place_is_no_copy():
     assert copies(module) == []
 
 
+def test_of_what_our_kernels_make_only_pages_are_a_copy():
+    target = 'custom_call_target="__gpu$xla.gpu.triton", backend_config={name = "decode"}'
+    found = copies(
+        program(
+            f"%partial = f32[2048,512]{{1,0}} custom-call(%x.1), {target}",  # as large as a weight
+            f"%written = bf16[1000,512]{{1,0}} custom-call(%pages.1), {target}",
+        )
+    )
+    assert [line.split()[0] for line in found] == ["written"]
+
+
 def test_kernels_of_a_layer_lie_between_the_first_readings_of_its_weights_and_of_the_next_ones():
     module = program(
         "%before = bf16[4,512]{1,0} negate(%x.1)",
