@@ -59,6 +59,7 @@ def read_gguf_tokenizer(metadata: Metadata) -> TokenizerSpec | None:
         eos_token=_token(metadata, tokens, "eos"),
         chat_template=metadata.get("tokenizer.chat_template"),
         special_tokens=tuple((name, text) for name, text in named if text is not None),
+        tool_template=metadata.get("tokenizer.chat_template.tool_use"),
     )
 
 

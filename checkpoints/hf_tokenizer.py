@@ -34,14 +34,16 @@ def read_hf_tokenizer(folder: Path) -> TokenizerSpec | None:
         bos_token = added[0]
     # transformers lets an explicit add_bos_token override the post-processor.
     add_bos = config.get("add_bos_token")
+    chat_template, tool_template = _chat_templates(folder, config)
     others = ((name, _token_text(config.get(name))) for name in _OTHER_SPECIAL_TOKENS)
     return TokenizerSpec(
         tokenizer_json=json.dumps(tokenizer, ensure_ascii=False),
         add_bos=bos_token is not None and (starts_with_bos if add_bos is None else bool(add_bos)),
         bos_token=bos_token,
         eos_token=_token_text(config.get("eos_token")),
-        chat_template=_chat_template(folder, config),
+        chat_template=chat_template,
         special_tokens=tuple((name, text) for name, text in others if text is not None),
+        tool_template=tool_template,
     )
 
 
@@ -86,21 +88,27 @@ def _tokens_before_text(block: dict[str, Any]) -> list[str]:
     return tokens
 
 
-def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """The template in a file of its own comes first, as in transformers."""
-    jinja = folder / "chat_template.jinja"
-    if jinja.exists():
-        return jinja.read_text(encoding="utf-8")
+def _chat_templates(folder: Path, config: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The usual template and the one for tools. Files come first, as in transformers."""
+    usual = folder / "chat_template.jinja"
+    if usual.exists():
+        tools = folder / "additional_chat_templates" / "tool_use.jinja"
+        return _optional_text(usual), _optional_text(tools)
     separate = _optional_json(folder / "chat_template.json")
     template = separate.get("chat_template", config.get("chat_template"))
+    named = {"default": template}
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
-    if template is not None and not isinstance(template, str):
-        raise CheckpointError(
-            "chat_template",
-            file=folder,
-            expected="a string, or a list of named templates",
-            found=type(template).__name__,
-        )
-    return template
+    for found in (named.get("default"), named.get("tool_use")):
+        if found is not None and not isinstance(found, str):
+            raise CheckpointError(
+                "chat_template",
+                file=folder,
+                expected="a string, or a list of named templates",
+                found=type(found).__name__,
+            )
+    return named.get("default"), named.get("tool_use")
+
+
+def _optional_text(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8") if file.exists() else None

@@ -112,6 +112,7 @@ class TokenizerSpec:
         eos_token: its text, or None.
         chat_template: jinja2 source, or None for a base model.
         special_tokens: other named special tokens a template may refer to (pad_token, unk_token).
+        tool_template: jinja2 source for chats with tools, where they have one of their own.
     """
 
     tokenizer_json: str
@@ -120,3 +121,4 @@ class TokenizerSpec:
     eos_token: str | None
     chat_template: str | None
     special_tokens: tuple[tuple[str, str], ...] = ()
+    tool_template: str | None = None

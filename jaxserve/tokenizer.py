@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from types import MappingProxyType
 
 from tokenizers import Tokenizer as HubTokenizer
@@ -27,7 +28,7 @@ class Tokenizer:
         vocab_size: V, rows of the model's embedding. Every id is in [0, V).
         add_bos: a plain text prompt starts with BOS.
         has_chat_template: `encode_chat` and `render_chat` can be used.
-        chat_template: its text, empty without one.
+        chat_template: its text, empty without one. The one for tools, if there is another.
         template_variables: that it looks at.
     """
 
@@ -47,13 +48,15 @@ class Tokenizer:
         self._table = TokenBytes(self._tokenizer, vocab_size=vocab_size)
         self._bos_id = _bos_id(self._tokenizer, spec)
         self._template = ChatTemplate(spec) if spec.chat_template is not None else None
+        self._tool_template = self._template
+        if spec.tool_template is not None:
+            self._tool_template = ChatTemplate(replace(spec, chat_template=spec.tool_template))
         self.vocab_size = vocab_size
         self.add_bos = spec.add_bos
         self.has_chat_template = self._template is not None
-        self.chat_template = "" if self._template is None else self._template.source
-        self.template_variables = (
-            frozenset[str]() if self._template is None else self._template.variables
-        )
+        template = self._tool_template
+        self.chat_template = "" if template is None else template.source
+        self.template_variables = frozenset[str]() if template is None else template.variables
 
     def encode(self, text: str, *, param: str) -> list[int]:
         """The ids of a piece of text, with nothing added.
@@ -143,12 +146,14 @@ class Tokenizer:
         Raises:
             RequestError: there is no template, a message is malformed, or the template fails.
         """
-        if self._template is None:
+        with_tools = tools or any(message.get("tool_calls") for message in messages)
+        template = self._tool_template if with_tools else self._template
+        if template is None:
             raise RequestError(
                 "this model has no chat template: use /v1/completions with a plain prompt",
                 param="messages",
             )
-        return self._template.render(
+        return template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             tools=tools,

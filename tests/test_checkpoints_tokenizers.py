@@ -115,6 +115,12 @@ def test_special_tokens_in_text_are_found_and_bos_is_never_added_by_itself():
     assert encode(spec, "a")[0] != 1
 
 
+def test_a_gguf_file_may_have_a_template_for_tools():
+    templates = {"tokenizer.chat_template": "usual", "tokenizer.chat_template.tool_use": "tools"}
+    spec = sentencepiece(**templates)
+    assert (spec.chat_template, spec.tool_template) == ("usual", "tools")
+
+
 def byte_level(**changes):
     tokens = ["<|end|>", "1", "2", "a", "b", "Ġ", "12", "ab", "Ġa", "Ġab", "12ab", "<tool>"]
     values = {
@@ -194,6 +200,7 @@ def hf_folder(path: Path, *, post_processor=None, config=None, files=()):
     if config is not None:
         (path / "tokenizer_config.json").write_text(json.dumps(config))
     for name, text in files:
+        (path / name).parent.mkdir(exist_ok=True)
         (path / name).write_text(text)
     return read_hf_tokenizer(path)
 
@@ -238,8 +245,8 @@ def test_bos_is_taken_out_of_the_tokenizer_and_told_apart(
 @pytest.mark.parametrize(
     "config, files, expected",
     [
-        ({}, (), None),
-        ({"chat_template": "plain"}, (), "plain"),
+        ({}, (), (None, None)),
+        ({"chat_template": "plain"}, (), ("plain", None)),
         (
             {
                 "chat_template": [
@@ -248,14 +255,27 @@ def test_bos_is_taken_out_of_the_tokenizer_and_told_apart(
                 ]
             },
             (),
-            "usual",
+            ("usual", "tools"),
         ),
-        ({"chat_template": "old"}, [("chat_template.json", '{"chat_template": "new"}')], "new"),
-        ({"chat_template": "old"}, [("chat_template.jinja", "newest")], "newest"),
+        (
+            {"chat_template": "old"},
+            [("chat_template.json", '{"chat_template": "new"}')],
+            ("new", None),
+        ),
+        ({"chat_template": "old"}, [("chat_template.jinja", "newest")], ("newest", None)),
+        (
+            {"chat_template": [{"name": "tool_use", "template": "old"}]},
+            [
+                ("chat_template.jinja", "newest"),
+                ("additional_chat_templates/tool_use.jinja", "tools"),
+            ],
+            ("newest", "tools"),
+        ),
     ],
 )
 def test_the_chat_template_is_found_wherever_it_is(tmp_path, config, files, expected):
-    assert hf_folder(tmp_path, config=config, files=files).chat_template == expected
+    spec = hf_folder(tmp_path, config=config, files=files)
+    assert (spec.chat_template, spec.tool_template) == expected
 
 
 def test_special_tokens_are_found_in_either_file(tmp_path):

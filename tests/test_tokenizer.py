@@ -96,6 +96,18 @@ def test_a_model_without_a_template_says_what_to_use_instead():
         tokenizer.encode_chat(HI)
 
 
+def test_a_template_for_tools_has_the_conversations_with_tools():
+    spec = text_toys.spec_of(HUBS["byte-level"], chat_template="plain")
+    spec = dataclasses.replace(spec, tool_template="tools{{ tools | length }}")
+    tokenizer = Tokenizer(spec, vocab_size=400)
+    called = [*HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+    assert tokenizer.render_chat(HI) == "plain"
+    assert tokenizer.render_chat(HI, tools=[{}]) == "tools1"
+    assert tokenizer.render_chat(called, tools=[]) == "tools0"
+    assert "tools" in tokenizer.template_variables
+    assert tokenizer.chat_template == "tools{{ tools | length }}"
+
+
 def test_half_a_surrogate_pair_is_refused_and_located():
     tokenizer = make(chat_template=WITH_BOS)
     with pytest.raises(RequestError, match=r"character 2 .* U\+D83E") as caught:
