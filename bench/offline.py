@@ -37,7 +37,7 @@ from jaxserve.batch import StepShape
 from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
 from jaxserve.errors import JaxserveError
-from jaxserve.executor import Executor, Launched
+from jaxserve.executor import Executor, Launched, Prepared
 from jaxserve.packing import choose_shape, pack, step_shapes
 from jaxserve.request import Request, SamplingParams
 from jaxserve.scheduler import Scheduler
@@ -93,15 +93,23 @@ class TimedExecutor:
         self._shapes = shapes
         self._times = times
         self.launching = 0.0
+        self._preparing = 0.0
         self.waiting = 0.0
 
     def move(self, moves: tuple[Move, ...]) -> None:
         self._executor.move(moves)
 
-    def launch(self, spans: tuple[Span, ...]) -> Launched:
+    def prepare(self, spans: tuple[Span, ...]) -> Prepared:
         started = time.perf_counter()
-        launched = self._executor.launch(spans)
+        prepared = self._executor.prepare(spans)
+        self._preparing = time.perf_counter() - started
+        return prepared
+
+    def launch(self, prepared: Prepared) -> Launched:
+        started = time.perf_counter() - self._preparing
+        launched = self._executor.launch(prepared)
         self._times.launch.append(time.perf_counter() - started)
+        spans = prepared.spans
         if len(self._times.launch) % PACK_EVERY == 1:
             packed = time.perf_counter()
             pack(spans, choose_shape(self._shapes, spans))

@@ -19,6 +19,8 @@ from jaxserve.request import (
     MAX_LISTED_TOKENS,
     MAX_TOP_LOGPROBS,
     MAX_WAITING_STOPS,
+    NOT_FINITE,
+    NOTHING_LEFT,
 )
 
 NULL_PAGE = 0
@@ -30,6 +32,8 @@ NO_TOKEN = -1
 NUM_LISTED = MAX_LISTED_TOKENS + MAX_BAD_WORDS + MAX_WAITING_STOPS
 """S: tokens with a rule of their own, at most; each of these limits holds by itself."""
 NUM_WORDS, WORD_TOKENS = MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS
+MASK_BITS = 32
+"""Tokens in a word of a mask."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,6 +62,7 @@ class SamplingArrays:
         seed: u32[R, 2], high and low half.
         top_logprobs: i32[R], alternatives wanted; -1 wants no log-probabilities.
         has_rules: bool[R], the rules of the row's slot apply. The others' mean nothing.
+        is_constrained: bool[R], only what is `allowed` in the row's slot may be drawn.
     """
 
     temperature: jax.Array
@@ -67,6 +72,7 @@ class SamplingArrays:
     seed: jax.Array
     top_logprobs: jax.Array
     has_rules: jax.Array
+    is_constrained: jax.Array
 
 
 @struct.dataclass
@@ -174,6 +180,9 @@ class LogitRules:
         only_listed: bool[slots], every other token is banned.
         bad_words: i32[slots, W, 16], tokens that may not follow each other, `NO_TOKEN` in front.
         recent: i32[slots, 15], the newest tokens drawn, the newest last, `NO_TOKEN` in front.
+        allowed: u32[slots, ceil(V / 32)], a bit for each token that a constraint allows now: token
+            t is bit t % 32 of word t // 32. Of meaning for constrained rows only, and written
+            before every step that has some.
     """
 
     counts: jax.Array
@@ -184,6 +193,7 @@ class LogitRules:
     only_listed: jax.Array
     bad_words: jax.Array
     recent: jax.Array
+    allowed: jax.Array
 
 
 @struct.dataclass
@@ -221,8 +231,9 @@ class StepOutput:
     """What one step tells the host.
 
     Attributes:
-        token_ids: i32[R], the token drawn after each row's last one; -1 where the row's logits
-            were not finite. Means nothing for rows whose prompt is not complete.
+        token_ids: i32[R], the token drawn after each row's last one; `NOT_FINITE` where the row's
+            logits were not, `NOTHING_LEFT` where every token was banned. Means nothing for rows
+            whose prompt is not complete.
         logprobs: f32[R], its natural log-probability under the untempered model.
         top_ids: i32[R, MAX_TOP_LOGPROBS], the likeliest tokens, likeliest first.
         top_logprobs: f32[R, MAX_TOP_LOGPROBS], theirs. Logprob fields are zeros in a step where
@@ -240,8 +251,11 @@ class StepOutput:
 
 
 __all__ = [
+    "MASK_BITS",
     "MAX_COUNT",
     "MAX_TOP_LOGPROBS",
+    "NOTHING_LEFT",
+    "NOT_FINITE",
     "NO_TOKEN",
     "NULL_PAGE",
     "NUM_LISTED",

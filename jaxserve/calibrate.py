@@ -63,7 +63,7 @@ def calibrate(
     def step(size: int) -> None:
         """The last tokens of the prompt."""
         span = Span(sequence, num_tokens - size, num_tokens, feed=False, draws=True)
-        executor.collect(executor.launch((span,)))
+        executor.collect(executor.launch(executor.prepare((span,))))
 
     def move() -> None:
         executor.move((Move("out", sequence, moved), Move("in", sequence, moved)))

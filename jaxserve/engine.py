@@ -6,6 +6,10 @@ The step just launched runs while the one before it is committed and the next on
 the device never waits for the host, as long as a step takes longer than the host's work. But the
 next one is not scheduled at once: what the device is doing takes a while, and whoever comes
 meanwhile would find the next step taken, too. `spare_seconds` says how long to wait for requests.
+
+What a constrained sequence may draw depends on the token drawn before. A step that has one such is
+scheduled and packed as early as any, and launched once the step before is committed: the device
+waits while masks are made, and for nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +18,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxserve.executor import Executor, Launched
+from llguidance import LLMatcher
+
+from jaxserve.executor import Executor, Launched, Prepared
 from jaxserve.policy import MARGIN, Refusal, schedule_at
 from jaxserve.request import Request, TokenEvent
 from jaxserve.scheduler import Scheduler
@@ -78,13 +84,23 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work or self._in_flight is not None
 
-    def add(self, request: Request, *, arrived: float | None = None) -> Refusal | None:
+    def add(
+        self,
+        request: Request,
+        *,
+        arrived: float | None = None,
+        matcher: LLMatcher | None = None,
+    ) -> Refusal | None:
         """Queue a request, unless it cannot be served in time now.
 
-        `arrived` is when it came, in seconds of `time.monotonic`; None is now. Raises RequestError
-        if it can never be served.
+        Raises RequestError if it can never be served.
+
+        Args:
+            request: it.
+            arrived: when it came, in seconds of `time.monotonic`; None is now.
+            matcher: of `Grammars`, if the request has a constraint.
         """
-        return self.scheduler.add(request, arrived=arrived)
+        return self.scheduler.add(request, arrived=arrived, matcher=matcher)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request. No further event of it comes. False if it is not in flight."""
@@ -112,27 +128,35 @@ class Engine:
                 take: for what need not wait for that, such as `add` and `abort`.
         """
         events = self.scheduler.expire()
+        prepared = self._prepare()
         if not self._look_ahead:
-            return events + self._collect(self._launch(), meanwhile)
-        launched = self._launch()
-        events += self._collect(self._in_flight, meanwhile)
-        self._in_flight = launched
+            return events + self._collect(self._launch(prepared), meanwhile)
+        if prepared is not None and prepared.awaits_tokens:
+            events += self._collect(self._in_flight, meanwhile)
+            self._in_flight = self._launch(prepared)
+        else:
+            launched = self._launch(prepared)
+            events += self._collect(self._in_flight, meanwhile)
+            self._in_flight = launched
         now, device_free = self.scheduler.clock(), self.scheduler.policy.device_free
         self._schedule_at = schedule_at(device_free, now, self._host_seconds)
         self._patience = MARGIN * (device_free - now)
         return events
 
-    def _launch(self) -> Launched | None:
+    def _prepare(self) -> Prepared | None:
         began = time.perf_counter()
         spans = self.scheduler.schedule()
         self.executor.move(self.scheduler.take_moves())
         if not spans:
             self._was_idle = True
             return None
-        launched = self.executor.launch(spans)
+        prepared = self.executor.prepare(spans)
         took = time.perf_counter() - began
         self._host_seconds = max(took, HOST_MEMORY * self._host_seconds)
-        return launched
+        return prepared
+
+    def _launch(self, prepared: Prepared | None) -> Launched | None:
+        return None if prepared is None else self.executor.launch(prepared)
 
     def _collect(
         self, launched: Launched | None, meanwhile: Callable[[float], None] | None

@@ -12,9 +12,11 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from llguidance import LLMatcher
 
 from checkpoints.model_config import ModelConfig
-from jaxserve.batch import DeviceState, StepOutput, StepShape
+from jaxserve.batch import BatchDescriptor, DeviceState, PageTable, StepOutput, StepShape
+from jaxserve.mask_writer import MaskWriter
 from jaxserve.models.attention import empty_pages
 from jaxserve.models.llama import Params
 from jaxserve.packing import choose_shape, pack
@@ -27,6 +29,25 @@ from jaxserve.swap import Move
 
 Progress = Callable[[str, int, int], None]
 """Told (what is done, how many, of how many)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A step, all laid out.
+
+    Attributes:
+        spans: its rows in order.
+        constrained: (slot, matcher) of the rows that may not draw every token.
+        awaits_tokens: what they may draw depends on a token that the host has not seen.
+        shape: what it runs at. batch, page_table: its arguments.
+    """
+
+    spans: tuple[Span, ...]
+    constrained: tuple[tuple[int, LLMatcher], ...]
+    awaits_tokens: bool
+    shape: StepShape
+    batch: BatchDescriptor
+    page_table: PageTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +66,22 @@ class Launched:
 
 
 class Executor(Protocol):
-    """Runs spans. One step at a time may be in flight ahead of the one being collected."""
+    """Runs spans. One step at a time may be in flight ahead of the one being collected, and each
+    is launched before the next is prepared."""
 
     def move(self, moves: tuple[Move, ...]) -> None:
         """Move pages between device and host before the next step does anything else."""
         ...
 
-    def launch(self, spans: tuple[Span, ...]) -> Launched:
-        """Hand a step to the device and return without waiting for it."""
+    def prepare(self, spans: tuple[Span, ...]) -> Prepared:
+        """Lay a step out."""
+        ...
+
+    def launch(self, prepared: Prepared) -> Launched:
+        """Hand a step to the device and return without waiting for it.
+
+        Rows with a constraint draw what their matchers allow at this moment.
+        """
         ...
 
     def is_done(self, launched: Launched) -> bool:
@@ -83,20 +112,35 @@ class JaxExecutor:
         self._shapes = tuple(sorted(steps))
         self._mover = PageMover(state)
         self._rules = RuleWriter(state)
+        self._masks = MaskWriter(state)
         self.last_aux: object = ()
 
     def move(self, moves: tuple[Move, ...]) -> None:
         self._state = self._mover.move(self._state, moves)
 
-    def launch(self, spans: tuple[Span, ...]) -> Launched:
-        started = time.perf_counter()
+    def prepare(self, spans: tuple[Span, ...]) -> Prepared:
         copies = [span.copy for span in spans if span.copy is not None]
         self._state = self._mover.copy(self._state, copies)
         self._state = self._rules.write(self._state, spans)
         shape = choose_shape(self._shapes, spans)
         batch, page_table = jax.device_put(pack(spans, shape))
-        output, self._state = self._steps[shape](self._params, self._state, batch, page_table)
-        return Launched(spans, output, started)
+        constrained = tuple(
+            (span.sequence.slot, span.sequence.matcher)
+            for span in spans
+            if span.draws and span.sequence.matcher is not None
+        )
+        awaits_tokens = bool(constrained) and any(
+            span.feed and span.sequence.matcher is not None for span in spans
+        )
+        return Prepared(spans, constrained, awaits_tokens, shape, batch, page_table)
+
+    def launch(self, prepared: Prepared) -> Launched:
+        started = time.perf_counter()
+        self._state = self._masks.write(self._state, prepared.constrained)
+        output, self._state = self._steps[prepared.shape](
+            self._params, self._state, prepared.batch, prepared.page_table
+        )
+        return Launched(prepared.spans, output, started)
 
     def is_done(self, launched: Launched) -> bool:
         return bool(launched.output.token_ids.is_ready())  # type: ignore[attr-defined]

@@ -1,5 +1,5 @@
 """What a request's rules do to its logits before a token is drawn, in this order: bans and biases
-of tokens, bad words, penalties.
+of tokens, bad words, penalties; then what a constraint does not allow is banned.
 
 Whatever is in `LogitRules`, a step in which no row has rules reads and computes nothing of it.
 """
@@ -10,7 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxserve.batch import MAX_COUNT, NO_TOKEN, BatchDescriptor, LogitRules, SamplingArrays
+from jaxserve.batch import (
+    MASK_BITS,
+    MAX_COUNT,
+    NO_TOKEN,
+    BatchDescriptor,
+    LogitRules,
+    SamplingArrays,
+)
 
 NOWHERE = 2**31 - 1
 """No slot, and no token: what is written there is dropped."""
@@ -44,7 +51,7 @@ def apply_rules(
 ) -> jax.Array:
     """f32[R, V]: the logits to draw from. Rows without rules keep those of the model.
 
-    The branch is taken at run time, so one executable serves every mix.
+    The branches are taken at run time, so one executable serves every mix.
 
     Args:
         logits: the model's, f32[R, V].
@@ -53,7 +60,7 @@ def apply_rules(
         slot: i32[R], each row's.
         sampling: settings, each [R].
     """
-    has_rules = sampling.has_rules
+    has_rules, constrained = sampling.has_rules, sampling.is_constrained
 
     def apply() -> jax.Array:
         ruled = _list_tokens(logits, rules, positions, slot)
@@ -61,7 +68,19 @@ def apply_rules(
         ruled = _penalise(ruled, rules, slot)
         return jnp.where(has_rules[:, None], ruled, logits)
 
-    return lax.cond(jnp.any(has_rules), apply, lambda: logits)
+    def constrain() -> jax.Array:
+        banned = ~_unpack(rules.allowed.at[slot].get(mode="fill", fill_value=0), logits)
+        return jnp.where(banned & constrained[:, None], -jnp.inf, ruled)
+
+    ruled = lax.cond(jnp.any(has_rules), apply, lambda: logits)
+    return lax.cond(jnp.any(constrained), constrain, lambda: ruled)
+
+
+def _unpack(masks: jax.Array, logits: jax.Array) -> jax.Array:
+    """bool[R, V]: the bits of u32[R, ceil(V / 32)], for the f32[R, V] they are about."""
+    place = jnp.arange(MASK_BITS, dtype=jnp.uint32)[None, None]
+    bits = (masks[:, :, None] >> place) & 1
+    return bits.astype(jnp.bool_).reshape(len(masks), -1)[:, : logits.shape[1]]
 
 
 def _list_tokens(

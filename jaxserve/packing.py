@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from jaxserve.batch import (
+    MASK_BITS,
     MAX_COUNT,
     NO_TOKEN,
     NULL_PAGE,
@@ -147,6 +148,7 @@ def sampling_arrays(settings: Seq[SamplingParams], num_rows: int) -> SamplingArr
             [-1 if s.top_logprobs is None else s.top_logprobs for s in padded], np.int32
         ),
         has_rules=np.array([s.has_rules for s in padded], np.bool_),
+        is_constrained=np.array([s.constraint is not None for s in padded], np.bool_),
     )
 
 
@@ -181,6 +183,7 @@ def pack_rules(sequence: Sequence, vocab_size: int) -> LogitRules:
         only_listed=np.array(sampling.allowed_token_ids is not None),
         bad_words=bad_words,
         recent=recent,
+        allowed=np.zeros(-(-vocab_size // MASK_BITS), np.uint32),
     )
 
 

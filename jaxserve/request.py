@@ -10,8 +10,11 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 ServiceClass = Literal["interactive", "batch"]
-RefusalReason = Literal["late", "full", "deadline"]
+RefusalReason = Literal["late", "full", "deadline", "impossible"]
+ConstraintKind = Literal["json_schema", "regex", "lark"]
 
+NOT_FINITE, NOTHING_LEFT = -1, -2
+"""In place of a token: the model's logits are of no use, or every token is banned."""
 MAX_TOP_LOGPROBS = 20
 """Most alternatives a step reports per token: the compiled step always has room for these."""
 MAX_LISTED_TOKENS = 1024
@@ -21,6 +24,25 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 16
 MAX_WAITING_STOPS = 128
 """Most `stop_token_ids` that can be kept from coming before `min_tokens`."""
+MAX_CONSTRAINT_BYTES = 2**18
+"""Of a schema, an expression or a grammar, as UTF-8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """The language that the text of an answer is in. The answer ends where a sentence of it does.
+
+    Attributes:
+        kind: what `text` is: a JSON schema, a regular expression that the whole answer matches, or
+            a grammar in Lark's notation or llama.cpp's (GBNF).
+        text: at most MAX_CONSTRAINT_BYTES.
+        whitespace: of a JSON schema: a regular expression for what may be between two tokens of
+            the JSON. "" is nothing; None leaves the choice to the server.
+    """
+
+    kind: ConstraintKind
+    text: str
+    whitespace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +69,7 @@ class SamplingParams:
         allowed_token_ids: the only tokens that may come; None allows all.
         bad_words: sequences of 1 to MAX_BAD_WORD_TOKENS tokens that the output never contains.
         min_tokens: none of `stop_token_ids` comes before so many tokens.
+        constraint: what the text has to be like; None leaves it free.
     """
 
     max_tokens: int
@@ -65,6 +88,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
+    constraint: Constraint | None = None
 
     @property
     def has_rules(self) -> bool:
@@ -137,7 +161,8 @@ class TokenEvent(msgspec.Struct, frozen=True):
             first, in order.
         queued: on a request's first token: seconds from its arrival until it was admitted.
         message: why, when finish_reason is "error".
-        refusal: set if the request was not let in, or was given up for its deadline.
+        refusal: set if the request was not let in, was given up for its deadline, or asks for what
+            cannot be.
         retry_after: with it: seconds after which the request would be let in.
     """
 

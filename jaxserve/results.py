@@ -52,9 +52,27 @@ def not_scored(request: Request) -> TokenEvent:
 def not_finite(request: Request) -> TokenEvent:
     """The last event of a request whose logits no token can be drawn from."""
     message = "the model's logits are not finite (NaN or infinity) for this request"
-    if request.sampling.has_rules:
-        message += ", or what it allows leaves no token to draw"
     return TokenEvent(request.request_id, None, finish_reason="error", message=message)
+
+
+def impossible(request: Request, message: str) -> TokenEvent:
+    """The only or last event of a request for what cannot be."""
+    return TokenEvent(
+        request.request_id, None, finish_reason="error", message=message, refusal="impossible"
+    )
+
+
+def nothing_left(request: Request) -> TokenEvent:
+    """The last event of a request that has banned every token."""
+    limits = "allowed_token_ids, bad_words and min_tokens"
+    if request.sampling.constraint is not None:
+        limits = f"its schema or grammar together with {limits}"
+    return impossible(request, f"what the request allows ({limits}) leaves no token to draw")
+
+
+def off_constraint(request: Request, error: str) -> TokenEvent:
+    """The last event of a request whose constraint gave up, or was not kept to by the step."""
+    return impossible(request, f"the answer cannot be held to its schema or grammar: {error}")
 
 
 def overdue(request: Request) -> TokenEvent:

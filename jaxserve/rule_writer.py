@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.batch import (
+    MASK_BITS,
     NO_TOKEN,
     NUM_LISTED,
     NUM_WORDS,
@@ -43,6 +44,7 @@ def empty_rules(num_slots: int, vocab_size: int) -> LogitRules:
         only_listed=full(value=False, dtype=jnp.bool_),
         bad_words=full(NUM_WORDS, WORD_TOKENS, value=NO_TOKEN, dtype=jnp.int32),
         recent=full(WORD_TOKENS - 1, value=NO_TOKEN, dtype=jnp.int32),
+        allowed=full(-(-vocab_size // MASK_BITS), value=0, dtype=jnp.uint32),
     )
 
 

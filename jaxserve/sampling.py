@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxserve.batch import MAX_TOP_LOGPROBS, SamplingArrays
+from jaxserve.batch import MAX_TOP_LOGPROBS, NOT_FINITE, NOTHING_LEFT, SamplingArrays
 
 BUCKET = 128
 """Tokens that are first looked at together: the best one is in the best bucket, and a token is drawn
@@ -26,7 +26,8 @@ def sample(logits: jax.Array, positions: jax.Array, sampling: SamplingArrays) ->
         sampling: settings, each [R].
 
     Returns:
-        i32[R]; -1 for rows with a logit of NaN or +infinity, or with none above -infinity.
+        i32[R]; `NOT_FINITE` for rows with a logit of NaN or +infinity, `NOTHING_LEFT` for rows with
+        none above -infinity.
     """
     likeliest, largest = _best(logits)
 
@@ -39,13 +40,19 @@ def sample(logits: jax.Array, positions: jax.Array, sampling: SamplingArrays) ->
         return jnp.where(hot, drawn, likeliest)
 
     tokens = lax.cond(jnp.any(sampling.temperature > 0), draw, lambda: likeliest)
-    return jnp.where(jnp.isfinite(largest), tokens, -1)
+    return _or_fault(tokens, largest)
 
 
 def greedy(logits: jax.Array) -> jax.Array:
     """What `sample` returns, i32[R], of f32[R, V] where no row has a temperature."""
     token_ids, largest = _best(logits)
-    return jnp.where(jnp.isfinite(largest), token_ids, -1)
+    return _or_fault(token_ids, largest)
+
+
+def _or_fault(token_ids: jax.Array, largest: jax.Array) -> jax.Array:
+    """The tokens drawn, i32[R], or why there is none, by each row's largest logit."""
+    fault = jnp.where(largest < 0, NOTHING_LEFT, NOT_FINITE)
+    return jnp.where(jnp.isfinite(largest), token_ids, fault)
 
 
 def token_logprobs(

@@ -14,16 +14,20 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
 
+from llguidance import LLMatcher
+
 from jaxserve.deadlines import Deadlines
 from jaxserve.errors import RequestError
 from jaxserve.limits import check_budget, check_request, may_run, with_limit
 from jaxserve.pages import PagePool
 from jaxserve.policy import Allowance, Load, NoPromise, Policy, Refusal
 from jaxserve.prefix import PrefixReuse
-from jaxserve.request import Request, TokenEvent
+from jaxserve.request import NOTHING_LEFT, Request, TokenEvent
 from jaxserve.results import (
     not_finite,
     not_scored,
+    nothing_left,
+    off_constraint,
     overdue,
     prompt_only,
     reason_to_stop,
@@ -95,11 +99,21 @@ class Scheduler:
     def load(self) -> Load:
         return Load(self.running, self.waiting, self.max_rows, self.token_budget)
 
-    def add(self, request: Request, *, arrived: float | None = None) -> Refusal | None:
+    def add(
+        self,
+        request: Request,
+        *,
+        arrived: float | None = None,
+        matcher: LLMatcher | None = None,
+    ) -> Refusal | None:
         """Queue a request, unless the policy refuses it now.
 
-        `arrived` is when it came, by the scheduler's clock; None is now. Raises RequestError if it
-        could never finish here.
+        Raises RequestError if it could never finish here.
+
+        Args:
+            request: it.
+            arrived: when it came, by the scheduler's clock; None is now.
+            matcher: a new one of its constraint, if it has one. It becomes the scheduler's.
         """
         now = self.clock()
         request = with_limit(request, self.policy.max_tokens(request))
@@ -108,6 +122,7 @@ class Scheduler:
             raise RequestError(f"request id {request.request_id!r} is already in flight")
         sequence = Sequence(request, array("i", request.prompt_ids))
         sequence.arrived = now if arrived is None else arrived
+        sequence.matcher = matcher
         self._prefix.prepare(sequence)
         sequence.num_uncached = self._prefix.uncached(sequence)
         refusal = self.policy.judge(sequence, self.load, now)
@@ -189,7 +204,13 @@ class Scheduler:
             return event
         if drawn.token_id < 0:
             self._finish(sequence)
-            return not_finite(sequence.request)
+            banned = drawn.token_id == NOTHING_LEFT
+            return nothing_left(sequence.request) if banned else not_finite(sequence.request)
+        matcher = sequence.matcher
+        # A matcher that has failed takes an end token all the same.
+        if matcher and (not matcher.consume_token(drawn.token_id) or matcher.is_error()):
+            self._finish(sequence)
+            return off_constraint(sequence.request, matcher.get_error())
         sequence.tokens.append(drawn.token_id)
         if sequence.first_token is None:
             sequence.first_token = self.clock()
@@ -330,6 +351,7 @@ class Scheduler:
     def _finish(self, sequence: Sequence) -> None:
         """Let go of everything. A step in flight may still compute a row of it: see PagePool."""
         sequence.finished = True
+        sequence.matcher = None
         del self._by_id[sequence.request.request_id]
         if sequence.slot < 0:
             self.waiting.remove(sequence)

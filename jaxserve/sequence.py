@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 
 import msgspec
+from llguidance import LLMatcher
 
 from jaxserve.request import PromptLogprob, Request
 
@@ -34,6 +35,7 @@ class Sequence:
         admitted: when it was first given a slot.
         first_token: when its first token was seen; None before.
         prompt_logprobs: of its prompt's tokens, by position, as far as they are computed.
+        matcher: what its text may go on with, after the output in `tokens`; None leaves it free.
     """
 
     request: Request
@@ -55,6 +57,7 @@ class Sequence:
     admitted: float = 0.0
     first_token: float | None = None
     prompt_logprobs: dict[int, PromptLogprob] = field(default_factory=dict)
+    matcher: LLMatcher | None = None
 
     # Asked of every sequence several times a step: each is written out, for a property that asks
     # others takes several times as long.
@@ -128,6 +131,7 @@ class Span(msgspec.Struct, frozen=True):
 class Drawn(msgspec.Struct, frozen=True):
     """What a step reports for one span: a token, and log-probabilities where asked for.
 
+    `token_id` is `NOT_FINITE` or `NOTHING_LEFT` where none could be drawn.
     `prompt_logprobs` are of the prompt tokens from the span's second one on, and of the one that
     follows it.
     """

@@ -13,7 +13,7 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 
-from checkpoints import Store, open_checkpoint
+from checkpoints import Checkpoint, Store, open_checkpoint
 from checkpoints.model_config import ModelConfig
 from jaxserve.aot.serving import saved_pages, saved_steps
 from jaxserve.aot.target import settle_for_cpu
@@ -23,6 +23,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
 from jaxserve.errors import ConfigError
 from jaxserve.executor import JaxExecutor, Progress, compile_steps, empty_state
+from jaxserve.grammar import Grammars
 from jaxserve.models.attention import (
     PagedAttention,
     cache_dtype,
@@ -55,6 +56,7 @@ class LoadedEngine:
         vocab_size: V of its model.
         description: the device and the sizes chosen.
         longest_step: seconds the largest step takes.
+        grammars: makes the matchers of constrained requests.
         promise: what it keeps; None promises nothing.
     """
 
@@ -62,6 +64,7 @@ class LoadedEngine:
     vocab_size: int
     description: str
     longest_step: float
+    grammars: Grammars
     promise: Promise | None = None
 
 
@@ -141,7 +144,18 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         checkpoint.config.vocab_size,
         description,
         longest_step=calibration.longest_step,
+        grammars=make_grammars(checkpoint),
         promise=resolve_promise(config, platform),
+    )
+
+
+def make_grammars(checkpoint: Checkpoint) -> Grammars:
+    """What holds answers of the model to a schema or a grammar."""
+    tokenizer, model = checkpoint.tokenizer, checkpoint.config
+    return Grammars(
+        None if tokenizer is None else tokenizer.tokenizer_json,
+        vocab_size=model.vocab_size,
+        eos_ids=model.eos_ids,
     )
 
 

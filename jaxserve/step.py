@@ -88,7 +88,8 @@ def draw(
     rules = count_fed(state.rules, state.last_token, batch)
 
     sampling = batch.sampling
-    asks = sampling.has_rules | (sampling.temperature > 0) | (sampling.top_logprobs >= 0)
+    asks = sampling.has_rules | sampling.is_constrained
+    asks |= (sampling.temperature > 0) | (sampling.top_logprobs >= 0)
 
     def choose(some: tuple[jax.Array, jax.Array, jax.Array, SamplingArrays]) -> Chosen:
         logits, position, slot, sampling = some

@@ -17,11 +17,14 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 
 import jax
+from llguidance import LLMatcher
 
 from checkpoints import CheckpointError
 from jaxserve.config import EngineConfig, decode_engine_config
+from jaxserve.constraint_compiler import Compiled, ConstraintCompiler
 from jaxserve.engine import Engine
 from jaxserve.errors import ConfigError, JaxserveError, RequestError
 from jaxserve.frames import (
@@ -41,8 +44,10 @@ from jaxserve.frames import (
     encode_frame,
 )
 from jaxserve.inspection import inspect
+from jaxserve.grammar import Grammars
 from jaxserve.priority import put_computing_threads_last
 from jaxserve.request import Request, TokenEvent
+from jaxserve.results import impossible
 from jaxserve.startup import load_engine
 
 logger = logging.getLogger("jaxserve.worker")
@@ -59,7 +64,8 @@ class Link:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._sending = threading.Lock()
-        self.inbox: queue.SimpleQueue[tuple[ToWorker, float] | None] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[tuple[ToWorker | Compiled, float] | None]
+        self.inbox = queue.SimpleQueue()
         threading.Thread(target=self._read, name="frames", daemon=True).start()
 
     def send(self, frame: FromWorker) -> None:
@@ -103,8 +109,13 @@ class CompilationCounter:
 class Worker:
     """Serves one engine over one link, until the link closes."""
 
-    def __init__(self, engine: Engine, link: Link, compilations: CompilationCounter) -> None:
+    def __init__(
+        self, engine: Engine, grammars: Grammars, link: Link, compilations: CompilationCounter
+    ) -> None:
         self._engine = engine
+        self._compiler = ConstraintCompiler(
+            grammars, lambda compiled: link.inbox.put((compiled, compiled.came))
+        )
         self._link = link
         self._compilations = compilations
         self._next_stats = 0.0
@@ -146,24 +157,40 @@ class Worker:
             return
         self._act(*frame)
 
-    def _act(self, frame: ToWorker, came: float) -> None:
+    def _act(self, frame: ToWorker | Compiled, came: float) -> None:
         match frame:
             case Submit(requests):
-                events = [self._add(request, came) for request in requests]
-                refusals = tuple(event for event in events if event is not None)
-                if refusals:
-                    self._link.send(Events(refusals))
+                for request in requests:
+                    if request.sampling.constraint is not None:
+                        self._compiler.add(request, came)
+                free = [request for request in requests if request.sampling.constraint is None]
+                self._refuse(self._add(request, came) for request in free)
+            case Compiled(request, _, result):
+                if not self._compiler.take(request.request_id):
+                    return
+                if isinstance(result, RequestError):
+                    self._refuse([impossible(request, str(result))])
+                else:
+                    self._refuse([self._add(request, came, result)])
             case Abort(request_ids):
+                self._compiler.drop(request_ids)
                 for request_id in request_ids:
                     self._engine.abort(request_id)
             case Inspect():
                 scheduler = self._engine.scheduler
                 self._link.send(inspect(scheduler.running, scheduler.waiting))
 
-    def _add(self, request: Request, came: float) -> TokenEvent | None:
+    def _refuse(self, events: Iterable[TokenEvent | None]) -> None:
+        refusals = tuple(event for event in events if event is not None)
+        if refusals:
+            self._link.send(Events(refusals))
+
+    def _add(
+        self, request: Request, came: float, matcher: LLMatcher | None = None
+    ) -> TokenEvent | None:
         """Queue a request. Its only event if it is not let in."""
         try:
-            refusal = self._engine.add(request, arrived=came)
+            refusal = self._engine.add(request, arrived=came, matcher=matcher)
         except RequestError as error:
             return TokenEvent(request.request_id, None, finish_reason="error", message=str(error))
         if refusal is None:
@@ -229,6 +256,9 @@ def serve(config: EngineConfig, link: Link) -> None:
         )
     )
     Worker(loaded.engine, link, compilations).run()
+    max_context = loaded.engine.scheduler.max_context
+    link.send(Ready(loaded.vocab_size, max_context, loaded.description, loaded.longest_step))
+    Worker(loaded.engine, loaded.grammars, link, compilations).run()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -32,7 +32,7 @@ from engines import (
 )
 
 from jaxserve.engine import Engine
-from jaxserve.executor import JaxExecutor, Launched
+from jaxserve.executor import JaxExecutor, Launched, Prepared
 from jaxserve.packing import pack
 from jaxserve.pages import PagePool
 from jaxserve.scheduler import Scheduler
@@ -129,9 +129,12 @@ class FailingExecutor:
     def move(self, moves: object) -> None:
         """There is nothing to move."""
 
-    def launch(self, spans: tuple[Span, ...]) -> Launched:
+    def prepare(self, spans: tuple[Span, ...]) -> Prepared:
+        return Prepared(spans, (), False, None, None, None)
+
+    def launch(self, prepared: Prepared) -> Launched:
         self._fail(self._in_launch)
-        return Launched(spans, None, 0.0)
+        return Launched(prepared.spans, None, 0.0)
 
     def is_done(self, launched: Launched) -> bool:
         return False

@@ -6,7 +6,7 @@ import pytest
 from toy_promise import ask, make_policy, make_scheduler
 
 from jaxserve.engine import POLL, Engine
-from jaxserve.executor import Launched
+from jaxserve.executor import Launched, Prepared
 from jaxserve.policy import MARGIN, NoPromise
 from jaxserve.sequence import Drawn
 from jaxserve.simulate import VirtualClock
@@ -22,9 +22,12 @@ class Device:
     def move(self, moves) -> None:
         assert not moves
 
-    def launch(self, spans) -> Launched:
-        self.steps.append([span.sequence.request.request_id for span in spans])
-        return Launched(spans, None, 0.0)
+    def prepare(self, spans) -> Prepared:
+        return Prepared(spans, (), False, None, None, None)
+
+    def launch(self, prepared) -> Launched:
+        self.steps.append([span.sequence.request.request_id for span in prepared.spans])
+        return Launched(prepared.spans, None, 0.0)
 
     def is_done(self, launched: Launched) -> bool:
         return self.done

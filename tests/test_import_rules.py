@@ -46,6 +46,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.sequence",
     ),
     "jaxserve.inspection": ("jaxserve.frames", "jaxserve.sequence"),
+    "jaxserve.grammar": ("jaxserve.errors", "jaxserve.request"),
+    "jaxserve.constraint_compiler": (
+        "jaxserve.errors",
+        "jaxserve.grammar",
+        "jaxserve.request",
+    ),
+    "jaxserve.mask_writer": ("jaxserve.batch",),
     "jaxserve.prefix": ("jaxserve.pages", "jaxserve.sequence"),
     # The promise: plain Python, told the time.
     "jaxserve.drain": (),
@@ -96,6 +103,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.executor": (
         *TYPES,
         "jaxserve.batch",
+        "jaxserve.mask_writer",
         "jaxserve.page_mover",
         "jaxserve.models",
         "jaxserve.packing",
@@ -206,6 +214,7 @@ WITHOUT_JAX = (
     "jaxserve.cli",
     "jaxserve.config",
     "jaxserve.frames",
+    "jaxserve.grammar",
     "jaxserve.pages",
     "jaxserve.plan",
     "jaxserve.scheduler",

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.batch import MAX_TOP_LOGPROBS
+from jaxserve.batch import MAX_TOP_LOGPROBS, NOT_FINITE, NOTHING_LEFT
 from jaxserve.packing import sampling_arrays
 from jaxserve.request import SamplingParams
 from jaxserve.sampling import _filter, sample, token_logprobs
@@ -147,7 +147,7 @@ def test_an_impossible_token_is_never_drawn():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_row_that_is_not_finite_draws_minus_one_and_harms_no_other(temperature):
+def test_a_row_that_cannot_be_drawn_from_says_why_and_harms_no_other(temperature):
     logits = random_logits()
     fields = {"temperature": temperature, "seed": list(range(ROWS)), "top_p": 0.9, "top_k": 50}
     expected = draw(logits, **fields)
@@ -157,7 +157,7 @@ def test_a_row_that_is_not_finite_draws_minus_one_and_harms_no_other(temperature
     bad[63] = -np.inf
     tokens = draw(bad, **fields)
     rows = [3, 20, 40, 63]
-    assert tokens[rows].tolist() == [-1] * 4
+    assert tokens[rows].tolist() == [NOT_FINITE] * 3 + [NOTHING_LEFT]
     np.testing.assert_array_equal(np.delete(tokens, rows), np.delete(expected, rows))
 
 

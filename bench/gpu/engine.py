@@ -14,6 +14,7 @@ from bench.measure import WARM_UP_TOKENS, Point, figures, random_prompts
 from bench.offline import StepTimes, run_round
 from jaxserve.engine import Engine
 from jaxserve.executor import JaxExecutor, compile_steps
+from jaxserve.grammar import Grammars
 from jaxserve.pages import PagePool
 from jaxserve.scheduler import Scheduler
 from jaxserve.startup import LoadedEngine
@@ -53,4 +54,11 @@ def load(model: RandomModel) -> LoadedEngine:
     )
     engine = Engine(scheduler, JaxExecutor(model.params, model.state, steps))
     kind = jax.devices()[0].device_kind
-    return LoadedEngine(engine, model.config.vocab_size, f"{kind}, {model.name}", longest_step=0.0)
+    vocab_size = model.config.vocab_size
+    return LoadedEngine(
+        engine,
+        vocab_size,
+        f"{kind}, {model.name}",
+        longest_step=0.0,
+        grammars=Grammars(None, vocab_size=vocab_size, eos_ids=()),
+    )
