@@ -29,7 +29,7 @@ LIMITS = LLParserLimits(
 )
 MAX_MEMBERS = 1000
 """Of one object in a schema: compiling takes the square of the number of properties."""
-PROBED, PROBE_SECONDS = 3, 0.02
+PROBED, PROBE_SECONDS = 3, 0.01
 """Steps that are tried before a constraint is let in, and the CPU time that one of them may take,
 but for the first, which makes what others use."""
 WHITESPACE = r"[ \t\n\r]{1,32}"

@@ -9,8 +9,8 @@ from jax import lax
 from jaxserve.batch import MAX_TOP_LOGPROBS, NOT_FINITE, NOTHING_LEFT, SamplingArrays
 
 BUCKET = 128
-"""Tokens that are first looked at together: the best one is in the best bucket, and a token is drawn
-from the bucket drawn."""
+"""Tokens that are first looked at together: the best one is in the best bucket, and a token is
+drawn from the bucket drawn."""
 
 
 def sample(logits: jax.Array, positions: jax.Array, sampling: SamplingArrays) -> jax.Array:

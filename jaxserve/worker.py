@@ -43,8 +43,8 @@ from jaxserve.frames import (
     decode_to_worker,
     encode_frame,
 )
-from jaxserve.inspection import inspect
 from jaxserve.grammar import Grammars
+from jaxserve.inspection import inspect
 from jaxserve.priority import put_computing_threads_last
 from jaxserve.request import Request, TokenEvent
 from jaxserve.results import impossible
@@ -255,9 +255,6 @@ def serve(config: EngineConfig, link: Link) -> None:
             else PromisedTimes(promise.ttft, promise.tpot, promise.percentile),
         )
     )
-    Worker(loaded.engine, link, compilations).run()
-    max_context = loaded.engine.scheduler.max_context
-    link.send(Ready(loaded.vocab_size, max_context, loaded.description, loaded.longest_step))
     Worker(loaded.engine, loaded.grammars, link, compilations).run()
 
 

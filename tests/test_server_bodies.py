@@ -137,13 +137,11 @@ def test_null_is_the_same_as_absent(server):
     "field, neutral, asking",
     [
         ("length_penalty", [1, 1.0], [1.1, 0, True]),
-        ("response_format", [{"type": "text"}], [{"type": "json_object"}, "text"]),
         ("tools", [[]], [[{"type": "function"}]]),
         ("tool_choice", ["none", "auto"], ["required", {"type": "function"}]),
         ("parallel_tool_calls", [True, False], []),
         ("suffix", [""], ["tail"]),
         ("best_of", [1], [2]),
-        ("guided_json", [], [{}]),
         ("prompt_logprobs", [], [0]),
         ("store", [False], [True]),
         ("typical_p", [1], [0.5]),

@@ -40,7 +40,7 @@ from jaxserve.frames import (
 from jaxserve.request import PromptLogprob, Request, TokenEvent
 
 EOS = 256
-DIE, HANG, FAIL, ERROR, SLOW, BUSY, OVERDUE = range(290, 297)
+DIE, HANG, FAIL, ERROR, SLOW, BUSY, OVERDUE, IMPOSSIBLE = range(290, 298)
 VOCAB_SIZE = 300
 HEARTBEAT = 0.05
 NUM_PAGES = 1000
@@ -187,6 +187,14 @@ class ToyWorker:
                     finish_reason="abort",
                     message="the deadline of 1 s has passed",
                     refusal="deadline",
+                )
+            case 297:
+                return TokenEvent(
+                    sequence.request.request_id,
+                    None,
+                    finish_reason="error",
+                    message="the toy cannot follow the grammar",
+                    refusal="impossible",
                 )
         return None
 

@@ -154,6 +154,7 @@ class Answer:
 
         Raises:
             EngineStopped: the rest of the answer will not come.
+            RequestError: there is no answer to what was asked.
         """
         unfinished = len(self.choices)
         while unfinished:
@@ -232,6 +233,10 @@ async def stream(http: web.Request, answer: Answer) -> web.StreamResponse:
             if not response.prepared:
                 raise
             end = break_off(http, str(error), status=504)
+        except RequestError as error:
+            if not response.prepared:
+                raise
+            end = break_off(http, str(error), status=400, param=error.param)
         except Exception:
             if not response.prepared:
                 raise
@@ -267,8 +272,10 @@ async def write_chunks(http: web.Request, response: web.StreamResponse, answer: 
     return DONE
 
 
-def break_off(http: web.Request, message: str, *, status: int = 500) -> bytes:
+def break_off(
+    http: web.Request, message: str, *, status: int = 500, param: str | None = None
+) -> bytes:
     """The end of a stream that failed: an error event. The connection closes after it."""
     http.app[SERVICE].client.metrics.broken_streams.inc()
     http.protocol.close()
-    return error_event(detail(status, message))
+    return error_event(detail(status, message, param=param))

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxserve.errors import DeadlinePassed, EngineStopped, JaxserveError, Overloaded
+from jaxserve.errors import (
+    DeadlinePassed,
+    EngineStopped,
+    JaxserveError,
+    Overloaded,
+    RequestError,
+)
 from jaxserve.parsers.parsed import CallDelta, Parsed
 from jaxserve.request import FinishReason, PromptLogprob, TokenEvent
 from jaxserve.server.generation import Generation
@@ -73,6 +79,7 @@ class Choice:
             self._stops = StopStrings(generation.stop, include_stop=generation.include_stop)
         self._min_tokens = generation.requests[index].sampling.min_tokens
         self._scores = generation.top_logprobs is not None
+        self._constrained_by = generation.constrained_by
         if generation.echo:
             self._parsed.content = (
                 tokenizer.decode(prompt.ids, skip_special_tokens=skip)
@@ -99,6 +106,7 @@ class Choice:
             EngineStopped: the engine gave this sequence up.
             Overloaded: it was not let in.
             DeadlinePassed: there was, or is, not enough time for it.
+            RequestError: it asks for what cannot be.
         """
         if self.finish_reason is not None:
             return False  # tokens that were on their way when a stop string matched
@@ -109,7 +117,7 @@ class Choice:
         if event.token_id is None:
             reason = event.finish_reason
             if event.refusal is not None or reason not in ("length", "abort"):
-                raise what_happened(event)
+                raise what_happened(event, self._constrained_by)
             self._finish(reason)  # no token was asked for, or somebody ended the request
             return False
         self.num_tokens += 1
@@ -178,8 +186,10 @@ class Choice:
         self.finish_reason = "tool_calls" if called else reason
 
 
-def what_happened(event: TokenEvent) -> JaxserveError:
-    """The error behind an event without a token."""
+def what_happened(event: TokenEvent, param: str | None) -> JaxserveError:
+    """The error behind an event without a token. `param` names the field that constrains it."""
+    if event.refusal == "impossible":
+        return RequestError(event.message, param=param)
     if event.refusal == "deadline":
         return DeadlinePassed(event.message)
     if event.refusal is not None:

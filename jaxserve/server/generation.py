@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from jaxserve.errors import RequestError
 from jaxserve.request import MAX_TOP_LOGPROBS, Request
+from jaxserve.server.constraint import asked_constraint
 from jaxserve.server.keys import NOBODY, Caller
 from jaxserve.server.limits import Limits, within
 from jaxserve.server.openai import ChatBody, CompletionBody, StreamOptions
@@ -39,6 +40,7 @@ class Generation:
         skip_special_tokens: special tokens have no text.
         echo: the text of a choice starts with its prompt.
         reading: how the text becomes an answer.
+        constrained_by: the field that says what the text has to be like; None leaves it free.
         chat, stream, include_usage: the form of the answer.
         user: who asks, in the client's words. For the log only.
     """
@@ -51,6 +53,7 @@ class Generation:
     skip_special_tokens: bool
     echo: bool
     reading: Reading
+    constrained_by: str | None
     chat: bool
     stream: bool
     include_usage: bool
@@ -156,6 +159,9 @@ def plan(
     answer_id = prefix + secrets.token_hex(12)
     echo = isinstance(body, CompletionBody) and bool(body.echo)
     sampling = sampling_params(body, tokenizer, limits, top_logprobs)
+    asked = asked_constraint(body)
+    if asked is not None:
+        sampling = replace(sampling, constraint=asked.constraint)
     if echo:
         sampling = replace(sampling, prompt_logprobs=top_logprobs)
     seeds = choice_seeds(body.seed, len(prompts), n)
@@ -187,6 +193,7 @@ def plan(
         skip_special_tokens=body.skip_special_tokens is not False,
         echo=echo,
         reading=reading,
+        constrained_by=None if asked is None else asked.param,
         chat=chat,
         stream=bool(body.stream),
         include_usage=wants_usage(body.stream_options, stream=bool(body.stream)),

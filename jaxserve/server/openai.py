@@ -109,6 +109,45 @@ class NamedTool(msgspec.Struct, frozen=True):
     function: NamedFunction | None = None
 
 
+class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A schema that the answer satisfies, whatever `strict` says. Its names are for people."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the answer has to be like: of type "text", "json_object" or "json_schema"."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the answer has to be like, in one of several ways.
+
+    Attributes:
+        json: a JSON schema, or the text of one. json_object: any JSON object.
+        regex: the whole answer matches. choice: it is one of these texts.
+        grammar: in Lark's notation or llama.cpp's.
+        whitespace_pattern: a regular expression for what may be between tokens of JSON.
+        disable_any_whitespace: nothing may.
+        structural_tag, disable_additional_properties: not supported, may be empty or false.
+    """
+
+    json: dict[str, object] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    structural_tag: str | None = None
+    disable_additional_properties: bool | None = None
+
+
 class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of POST /v1/completions. None stands for absent everywhere."""
 
@@ -137,6 +176,14 @@ class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     logprobs: Int | None = None
     echo: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, object] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = None
     service_tier: str | None = None
@@ -178,6 +225,14 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, object] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
     skip_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
