@@ -88,8 +88,10 @@ def copies(module: Module) -> list[str]:
 
 
 def _made(module: Module, instruction: Instruction) -> list[Array]:
-    """The arrays that an instruction makes anew."""
+    """The arrays that an instruction makes anew; none where it is a product by cuBLAS."""
     if instruction.opcode in ("while", "conditional", "call", "async-start"):
+        return []
+    if (instruction.attribute("custom_call_target") or "").startswith("__cublas"):
         return []
     if instruction.opcode == "fusion":
         fused = module[instruction.called("calls")[0]]

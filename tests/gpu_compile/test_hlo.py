@@ -195,6 +195,11 @@ def test_what_is_updated_in_place_is_no_copy():
     assert copies(module) == []
 
 
+def test_a_product_as_large_as_a_weight_is_no_copy():
+    call = 'custom-call(%x.1, %first.1), custom_call_target="__cublas$lt$matmul"'
+    assert copies(program(f"ROOT %y = (f32[2048,512]{{1,0}}, s8[4194304]{{0}}) {call}")) == []
+
+
 def test_of_what_our_kernels_make_only_pages_are_a_copy():
     target = 'custom_call_target="__gpu$xla.gpu.triton", backend_config={name = "decode"}'
     found = copies(
