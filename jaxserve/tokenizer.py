@@ -169,6 +169,10 @@ class Tokenizer:
         text = self.detokenizer((), skip_special_tokens=skip_special_tokens)
         return "".join(map(text.push, ids)) + text.flush()
 
+    def token_id(self, name: str) -> int | None:
+        """The id of the one token that is spelled so in the vocabulary, if there is one."""
+        return self._tokenizer.token_to_id(name)
+
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to a text. Special tokens: their name, as UTF-8.
 

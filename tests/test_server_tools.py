@@ -242,7 +242,6 @@ def test_tokenize_counts_the_tools(server):
         ([function(f"f{i}") for i in range(129)], "at most 128"),
         ([function("a", parameters=[1])], "tools[0].function.parameters"),
         ([function("a", colour="red")], "colour"),
-        ([function("a", strict=True)], "strict"),
         ([{"type": "function", "name": "a"}], "tools[0].function"),
         ({"a": 1}, "array"),
     ],
@@ -259,8 +258,6 @@ def test_tools_that_are_no_functions_are_refused(server, tools, place):
         ({"type": "function", "function": {"name": "other"}}, TOOLS),
         ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, TOOLS),
         ({"type": "function"}, TOOLS),
-        ("required", TOOLS),
-        ({"type": "function", "function": {"name": "add"}}, TOOLS),
         (7, TOOLS),
     ],
 )

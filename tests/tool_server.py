@@ -30,10 +30,13 @@ def template(mark: str) -> str:
     return TEMPLATE.replace("MARK", mark)
 
 
+def tool_tokenizer(chat_template: str) -> Tokenizer:
+    return Tokenizer(spec_of(bytes_and(*MARKS), chat_template=chat_template), vocab_size=VOCAB_SIZE)
+
+
 @contextmanager
 def tool_server(chat_template: str, *worker_flags: str, **settings: Any) -> Iterator[Server]:
-    spec = spec_of(bytes_and(*MARKS), chat_template=chat_template)
-    tokenizer = Tokenizer(spec, vocab_size=VOCAB_SIZE)
+    tokenizer = tool_tokenizer(chat_template)
     flags = ("--max-context", "8192", *worker_flags)
     with running_server(*flags, tokenizer=tokenizer, **settings) as server:
         yield server

@@ -67,6 +67,9 @@ class ToyTokenizer:
         text = "".join(message["content"] for message in messages)
         return list(text.encode()) + [ord(">")] * add_generation_prompt
 
+    def token_id(self, name: str) -> int | None:
+        return None
+
     def token_bytes(self, token_id: int) -> bytes:
         if token_id < 256:
             return bytes([token_id])

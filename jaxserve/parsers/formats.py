@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,7 @@ class ToolFormat:
         between: what may follow a call, in any number.
         bare: an answer that begins with a call's object needs no `opening`.
         listed: calls may be in a list. named: a call may be its name, then its arguments.
+        writes_names: such calls are what the model is used to.
         arguments_key: under which the arguments are, where a call is an object.
         marks: tokens that have a meaning here, shown to the parser even if they are special.
         short_ids: calls have ids of nine letters and digits; templates insist on it.
@@ -26,6 +27,7 @@ class ToolFormat:
     bare: bool = False
     listed: bool = False
     named: bool = False
+    writes_names: bool = False
     arguments_key: str = "arguments"
     marks: frozenset[str] = frozenset()
     short_ids: bool = False
@@ -57,10 +59,20 @@ MISTRAL = ToolFormat(
 FORMATS = {form.name: form for form in (HERMES, LLAMA3, MISTRAL)}
 
 
+def find_format(name: str, template: str) -> ToolFormat | None:
+    """The format of this name; "auto" is the one of the chat template, "none" is None."""
+    if name == "auto":
+        return recognise_format(template)
+    form = FORMATS.get(name)
+    if form is MISTRAL and "[ARGS]" in template:
+        return replace(MISTRAL, writes_names=True)
+    return form
+
+
 def recognise_format(template: str) -> ToolFormat | None:
     """The way a chat template shows the model to write calls, or None if it is none of these."""
     if "[TOOL_CALLS]" in template:
-        return MISTRAL
+        return find_format("mistral", template)
     if "<tool_call>" in template and "<function=" not in template:
         return HERMES
     if "<|python_tag|>" in template:

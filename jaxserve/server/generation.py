@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from jaxserve.errors import RequestError
 from jaxserve.request import MAX_TOP_LOGPROBS, Request
+from jaxserve.server.answer_constraint import answer_constraint
 from jaxserve.server.constraint import asked_constraint
 from jaxserve.server.keys import NOBODY, Caller
 from jaxserve.server.limits import Limits, within
@@ -121,6 +122,7 @@ def plan_chat(
         )
     tools = tool_use(body, tokenizer, habits.calls)
     prompt = chat_prompt(body, tokenizer, None if tools is None else tools.tools)
+    reading = chat_reading(body, tools, habits, prompt.ids, tokenizer)
     return plan(
         body,
         (prompt,),
@@ -131,7 +133,7 @@ def plan_chat(
         top_logprobs=top_logprobs if body.logprobs else None,
         prefix="chatcmpl-",
         caller=caller,
-        reading=chat_reading(body, tools, habits, prompt.ids, tokenizer),
+        reading=reading,
     )
 
 
@@ -160,6 +162,7 @@ def plan(
     echo = isinstance(body, CompletionBody) and bool(body.echo)
     sampling = sampling_params(body, tokenizer, limits, top_logprobs)
     asked = asked_constraint(body)
+    asked = answer_constraint(asked, reading, tokenizer, ignore_eos=bool(body.ignore_eos))
     if asked is not None:
         sampling = replace(sampling, constraint=asked.constraint)
     if echo:

@@ -61,6 +61,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tool_calls, reasoning_content, reasoning: of an assistant's turn; the last two are two
             names of the same.
         tool_call_id: of the turn that brings a call's result.
+        parsed: what the client's library has made of its content. Nothing new.
         refusal, annotations, audio, function_call: not supported, may be empty.
     """
 
@@ -71,6 +72,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    parsed: msgspec.Raw | None = None
     refusal: str | None = None
     annotations: list[msgspec.Raw] | None = None
     audio: dict[str, msgspec.Raw] | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxserve.parsers.answer import AnswerParser
-from jaxserve.parsers.formats import FORMATS, ToolFormat, recognise_format
+from jaxserve.parsers.formats import ToolFormat, find_format
 from jaxserve.parsers.thinking import CLOSING, MARKS, OPENING, ThinkingParser
 from jaxserve.parsers.tool_calls import ToolCallParser
 from jaxserve.server.openai import ChatBody
@@ -82,7 +82,7 @@ def model_habits(tool_parser: str, reasoning_parser: str, template: str) -> Habi
         reasoning_parser: "auto", "none" or "think".
         template: the chat template's text.
     """
-    calls = recognise_format(template) if tool_parser == "auto" else FORMATS.get(tool_parser)
+    calls = find_format(tool_parser, template)
     if reasoning_parser == "auto":
         return Habits(calls, OPENING in template or CLOSING in template)
     return Habits(calls, reasoning_parser == "think")

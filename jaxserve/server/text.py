@@ -39,6 +39,8 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
+    def token_id(self, name: str) -> int | None: ...
+
     def token_bytes(self, token_id: int) -> bytes: ...
 
     def detokenizer(
@@ -74,6 +76,9 @@ class BareIds:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(f"{token_id} " for token_id in ids)
+
+    def token_id(self, name: str) -> int | None:
+        return None
 
     def token_bytes(self, token_id: int) -> bytes:
         return f"{token_id} ".encode()

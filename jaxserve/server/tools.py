@@ -38,6 +38,11 @@ class ToolUse:
     parallel: bool
 
     @property
+    def forced(self) -> bool:
+        """The answer is a call."""
+        return self.choice != "auto"
+
+    @property
     def names(self) -> frozenset[str]:
         return frozenset(function.name for function in self.functions)
 
@@ -63,11 +68,6 @@ def tool_use(body: ChatBody, tokenizer: Tokenizer, form: ToolFormat | None) -> T
         raise RequestError(
             "how this model writes calls is not known: the server can be told with --tool-parser",
             param="tools",
-        )
-    if choice != "auto" or any(function.strict for function in functions):
-        raise RequestError(
-            "calls cannot be forced: send tool_choice 'auto', and no tool that is strict",
-            param="tool_choice" if choice != "auto" else "tools",
         )
     return ToolUse(
         form=form,
