@@ -47,7 +47,7 @@ export class Playground {
     });
     byId("stop").addEventListener("click", () => this.stopping?.abort());
     byId("clear").addEventListener("click", () => this.clear());
-    byId("parameters").addEventListener("change", () => this.showMode());
+    for (const radio of byId("parameters").elements.mode) radio.addEventListener("change", () => this.showMode());
     byId("parameters").addEventListener("submit", (event) => event.preventDefault());
     if (matchMedia("(max-width: 860px)").matches) byId("settings").open = false;
     this.showMode();
@@ -88,7 +88,8 @@ export class Playground {
   async ask(mode, text) {
     const conversation = this.conversations[mode];
     const { messages } = conversation;
-    conversation.add(el("article", { class: "turn asked", "aria-label": "You" }, el("div", { class: "text" }, text)));
+    const asked = el("article", { class: "turn asked", "aria-label": "You" }, el("div", { class: "text" }, text));
+    conversation.add(asked);
     const answer = new Answer(mode === "chat" ? "The model" : "The continuation");
     conversation.add(answer.element);
     this.follow(true);
@@ -101,8 +102,12 @@ export class Playground {
       await this.stream(mode, body, answer);
     } catch (error) {
       if (error.name === "AbortError") answer.end("stopped by you");
-      else if (error instanceof Failure) this.fail(conversation, answer, error, () => this.ask(mode, text));
-      else throw error;
+      else if (error instanceof Failure) {
+        this.fail(conversation, answer, error, () => {
+          if (!answer.text) asked.remove(); // it comes again
+          this.ask(mode, text);
+        });
+      } else throw error;
     } finally {
       this.setBusy(null);
     }
