@@ -164,7 +164,14 @@ def plan(
     asked = asked_constraint(body)
     asked = answer_constraint(asked, reading, tokenizer, ignore_eos=bool(body.ignore_eos))
     if asked is not None:
+        if reading.tools is not None:
+            raise RequestError(
+                f"{asked.name} cannot go with tools: it holds from the first token on, and leaves "
+                "no room for a call; send tool_choice 'none'",
+                param=asked.param,
+            )
         sampling = replace(sampling, constraint=asked.constraint)
+        reading = PLAIN  # nor for thoughts
     if echo:
         sampling = replace(sampling, prompt_logprobs=top_logprobs)
     seeds = choice_seeds(body.seed, len(prompts), n)
