@@ -99,8 +99,11 @@ def test_spliced_chunks_are_what_encoding_them_whole_would_give(kind, include_us
 
 
 def test_the_usage_chunk_has_no_choices():
-    encoder = ChunkEncoder(completion(stream=True), TOKENIZER, model="m", created=7)
-    chunk = json.loads(encoder.usage(Usage(1, 2, 3, PromptDetails(0))).removeprefix(b"data: "))
+    generation = completion(stream=True, stream_options=StreamOptions(include_usage=True))
+    encoder = ChunkEncoder(generation, TOKENIZER, model="m", created=7)
+    chunk, done, _ = encoder.end(Usage(1, 2, 3, PromptDetails(0))).split(b"\n\n")
+    assert done == b"data: [DONE]"
+    chunk = json.loads(chunk.removeprefix(b"data: "))
     assert chunk["choices"] == []
     assert chunk["usage"] == {
         "prompt_tokens": 1,

@@ -69,6 +69,9 @@ def test_every_operation_has_an_id_of_its_own(document):
         ("POST", "/v1/chat/completions", {"messages": HI}),
         ("POST", "/v1/chat/completions", {"messages": HI, "logprobs": True, "top_logprobs": 3}),
         ("POST", "/v1/chat/completions", {"messages": []}),
+        ("POST", "/v1/responses", {"input": "a"}),
+        ("POST", "/v1/responses", {"input": HI, "instructions": "b", "metadata": {"k": "v"}}),
+        ("POST", "/v1/responses", {"input": "a", "previous_response_id": "resp_x"}),
         ("POST", "/tokenize", {"prompt": "a"}),
         ("POST", "/tokenize", {"messages": HI, "return_token_strs": True}),
         ("POST", "/detokenize", {"tokens": [97]}),
@@ -121,6 +124,9 @@ def test_every_event_of_a_stream_is_what_it_says(server, document):
         assert len(reply.events) >= 2
         for event in reply.events:
             validate(document, kind, event)
+    ask = {"input": "hi", "temperature": 0, "stream": True}
+    for block in server.post("/v1/responses", ask).body.decode().split("\n\n")[:-1]:
+        validate(document, "ResponseEvent", strict_json(block.split("data: ")[1].encode()))
     broken = server.complete([97, SLOW, ERROR], stream=True)
     validate(document, "ErrorReply", strict_json(sse_lines(broken.body)[-1].encode()))
 

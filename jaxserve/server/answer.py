@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Protocol
 
 from aiohttp import web
 
@@ -19,9 +20,9 @@ from jaxserve.server.client import Inbox
 from jaxserve.server.failures import INTERNAL_ERROR, detail, failure
 from jaxserve.server.generation import Generation
 from jaxserve.server.keys import Caller
-from jaxserve.server.replies import CompletionDetails, PromptDetails, Usage, encode
+from jaxserve.server.replies import CompletionDetails, ErrorDetail, PromptDetails, Usage, encode
 from jaxserve.server.service import SERVICE, Service
-from jaxserve.server.stream import DONE, ChunkEncoder, error_event
+from jaxserve.server.stream import ChunkEncoder
 from jaxserve.server.whole import join, whole_answer
 
 logger = logging.getLogger("jaxserve.server")
@@ -66,7 +67,9 @@ async def generate(http: web.Request, *, chat: bool) -> web.StreamResponse:
             return refusal
         with answering(http.app, generation, caller, arrived=arrived) as answer:
             http[ANSWER] = answer
-            return await (stream(http, answer) if generation.stream else whole(answer))
+            if generation.stream:
+                return await stream(http, answer, chunk_encoder(answer))
+            return await whole(answer)
 
 
 async def answer_unstreamed(
@@ -212,36 +215,52 @@ async def whole(answer: Answer) -> web.Response:
     return web.Response(body=encode(reply), content_type="application/json")
 
 
-async def stream(http: web.Request, answer: Answer) -> web.StreamResponse:
+class StreamWriter(Protocol):
+    """Turns an answer into server-sent events."""
+
+    def begin(self) -> bytes:
+        """What comes before the first piece."""
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """A choice's next piece."""
+
+    def end(self, usage: Usage) -> bytes:
+        """What comes after the last piece."""
+
+    def broken(self, error: ErrorDetail) -> bytes:
+        """How the stream says that it breaks off."""
+
+
+async def stream(http: web.Request, answer: Answer, writer: StreamWriter) -> web.StreamResponse:
     """The answer as server-sent events, one write per batch.
 
     The headers wait for the first token, so a failure before it is a plain HTTP error. A later one
-    becomes an error event, after which the connection closes without [DONE].
+    becomes an error event, after which the connection closes.
     """
     service = answer.service
     response = web.StreamResponse(headers=STREAM_HEADERS)
     try:
         try:
-            end = await write_chunks(http, response, answer)
+            end = await write_chunks(http, response, answer, writer)
         except (ConnectionError, TimeoutError):
             raise
         except EngineStopped as error:
             if not response.prepared:
                 return failure(500, str(error))
-            end = break_off(http, str(error))
+            end = break_off(http, writer, str(error))
         except (Overloaded, DeadlinePassed) as error:
             if not response.prepared:
                 raise
-            end = break_off(http, str(error), status=504)
+            end = break_off(http, writer, str(error), status=504)
         except RequestError as error:
             if not response.prepared:
                 raise
-            end = break_off(http, str(error), status=400, param=error.param)
+            end = break_off(http, writer, str(error), status=400, param=error.param)
         except Exception:
             if not response.prepared:
                 raise
             logger.exception("%s broke off", answer.generation.answer_id)
-            end = break_off(http, INTERNAL_ERROR)
+            end = break_off(http, writer, INTERNAL_ERROR)
         async with asyncio.timeout(service.write_timeout):
             await response.write_eof(end)
     except TimeoutError:
@@ -254,28 +273,39 @@ async def stream(http: web.Request, answer: Answer) -> web.StreamResponse:
     return response
 
 
-async def write_chunks(http: web.Request, response: web.StreamResponse, answer: Answer) -> bytes:
+async def write_chunks(
+    http: web.Request, response: web.StreamResponse, answer: Answer, writer: StreamWriter
+) -> bytes:
     """Send everything but the end of a stream, and return that."""
-    service = answer.service
-    encoder = ChunkEncoder(
-        answer.generation, service.tokenizer, model=service.model_name, created=answer.created
-    )
+    begin = writer.begin()
     async for batch in answer.deltas():
         if not response.prepared:
             await response.prepare(http)
         if batch:
-            chunk = b"".join([encoder.delta(index, delta) for index, delta in batch])
-            async with asyncio.timeout(service.write_timeout):
+            chunk = begin + b"".join([writer.delta(index, delta) for index, delta in batch])
+            begin = b""
+            async with asyncio.timeout(answer.service.write_timeout):
                 await response.write(chunk)
-    if answer.generation.include_usage:
-        return encoder.usage(answer.usage()) + DONE
-    return DONE
+    return writer.end(answer.usage())
+
+
+def chunk_encoder(answer: Answer) -> ChunkEncoder:
+    """What writes the chunks of a completion or a chat."""
+    service = answer.service
+    return ChunkEncoder(
+        answer.generation, service.tokenizer, model=service.model_name, created=answer.created
+    )
 
 
 def break_off(
-    http: web.Request, message: str, *, status: int = 500, param: str | None = None
+    http: web.Request,
+    writer: StreamWriter,
+    message: str,
+    *,
+    status: int = 500,
+    param: str | None = None,
 ) -> bytes:
-    """The end of a stream that failed: an error event. The connection closes after it."""
+    """The end of a stream that failed. The connection closes after it."""
     http.app[SERVICE].client.metrics.broken_streams.inc()
     http.protocol.close()
-    return error_event(detail(status, message, param=param))
+    return writer.broken(detail(status, message, param=param))

@@ -26,6 +26,8 @@ from jaxserve.server.openapi import package_version, show_docs, show_openapi
 from jaxserve.server.page import show_file, show_page
 from jaxserve.server.rates import Rates
 from jaxserve.server.replies import Health, Model, ModelList, Version, json_response
+from jaxserve.server.response_store import ResponseStore
+from jaxserve.server.responses import RESPONSE_ROUTES, RESPONSES
 from jaxserve.server.service import SERVICE, ModelNotFound, Service
 from jaxserve.server.supervisor import Patience, Supervisor, WorkerCommand
 from jaxserve.server.text import BareIds, Tokenizer
@@ -96,6 +98,7 @@ def make_app(
     app.on_response_prepare.extend([add_request_id, add_rates])
     if config.allow_origin:
         app.on_response_prepare.append(add_origin(config.allow_origin))
+    app[RESPONSES] = ResponseStore()
     app[BATCHING] = Batching()
     app.cleanup_ctx.extend([keep_worker(service, supervisor), keep_history, keep_batches])
     app.add_routes(routes())
@@ -107,6 +110,7 @@ def routes() -> list[web.RouteDef]:
     return [
         web.post("/v1/completions", completions),
         web.post("/v1/chat/completions", chat_completions),
+        *RESPONSE_ROUTES,
         *FILE_ROUTES,
         *BATCH_ROUTES,
         web.post("/tokenize", tokenize),

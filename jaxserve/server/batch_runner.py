@@ -44,6 +44,7 @@ from jaxserve.server.batch_store import (
 from jaxserve.server.failures import INTERNAL_ERROR, failure, failure_of
 from jaxserve.server.file_store import FileStore
 from jaxserve.server.keys import Caller
+from jaxserve.server.responses import response_unstreamed
 from jaxserve.server.service import SERVICE
 
 logger = logging.getLogger("jaxserve.server")
@@ -53,6 +54,7 @@ ENDPOINTS: Mapping[str, Callable[[web.Application, bytes, Caller], Awaitable[web
         {
             "/v1/chat/completions": partial(answer_unstreamed, chat=True),
             "/v1/completions": partial(answer_unstreamed, chat=False),
+            "/v1/responses": response_unstreamed,
         }
     )
 )

@@ -86,12 +86,6 @@ def runner_of(http: web.Request) -> BatchRunner:
     return batching.runner
 
 
-def owner_of(http: web.Request) -> str:
-    """Whose the files and batches of a request are: its key's, or everybody's without keys."""
-    caller = http[CALLER]
-    return caller.name if caller.has_key else ""
-
-
 async def create_batch(http: web.Request) -> web.Response:
     """POST /v1/batches."""
     runner = runner_of(http)
@@ -108,9 +102,9 @@ async def create_batch(http: web.Request) -> web.Response:
         )
     if body.input_file_id is None:
         raise RequestError("input_file_id is missing", param="input_file_id")
-    runner.files.get(body.input_file_id, owner_of(http))
+    runner.files.get(body.input_file_id, http[CALLER].owner)
     record = runner.batches.create(
-        body.endpoint, body.input_file_id, checked_metadata(body.metadata), owner_of(http)
+        body.endpoint, body.input_file_id, checked_metadata(body.metadata), http[CALLER].owner
     )
     runner.start(record)
     return json_response(record.batch)
@@ -118,7 +112,7 @@ async def create_batch(http: web.Request) -> web.Response:
 
 async def list_batches(http: web.Request) -> web.Response:
     """GET /v1/batches."""
-    query, runner, owner = decode_query(http.query, BatchQuery), runner_of(http), owner_of(http)
+    query, runner, owner = decode_query(http.query, BatchQuery), runner_of(http), http[CALLER].owner
     return json_response(batch_list([runner.seen(r) for r in runner.batches.all_of(owner)], query))
 
 
@@ -126,14 +120,14 @@ async def show_batch(http: web.Request) -> web.Response:
     """GET /v1/batches/ID."""
     runner = runner_of(http)
     return json_response(
-        runner.seen(runner.batches.get(http.match_info["batch_id"], owner_of(http)))
+        runner.seen(runner.batches.get(http.match_info["batch_id"], http[CALLER].owner))
     )
 
 
 async def cancel_batch(http: web.Request) -> web.Response:
     """POST /v1/batches/ID/cancel."""
     runner = runner_of(http)
-    record = runner.batches.get(http.match_info["batch_id"], owner_of(http))
+    record = runner.batches.get(http.match_info["batch_id"], http[CALLER].owner)
     runner.cancel(record)
     return json_response(runner.seen(record))
 

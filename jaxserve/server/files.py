@@ -8,7 +8,8 @@ import msgspec
 from aiohttp import BodyPartReader, MultipartReader, web
 
 from jaxserve.errors import RequestError
-from jaxserve.server.batches import owner_of, runner_of
+from jaxserve.server.auth import CALLER
+from jaxserve.server.batches import runner_of
 from jaxserve.server.file_store import FileObject, Upload
 from jaxserve.server.listing import FileQuery, file_list
 from jaxserve.server.openai import decode_query
@@ -39,11 +40,12 @@ async def upload_file(http: web.Request) -> web.Response:
         raise RequestError("send a form, multipart/form-data, with purpose and file")
     with Upload(runner.files) as upload:
         try:
-            return json_response(await read_form(await http.multipart(), upload, owner_of(http)))
+            file = await read_form(await http.multipart(), upload, http[CALLER].owner)
         except RequestError:
             raise
         except (ValueError, LookupError, web.RequestPayloadError) as error:
             raise RequestError(f"the form cannot be read: {error}") from error
+    return json_response(file)
 
 
 async def read_form(form: MultipartReader, upload: Upload, owner: str) -> FileObject:
@@ -85,29 +87,29 @@ async def read_field(part: BodyPartReader) -> str:
 async def list_files(http: web.Request) -> web.Response:
     """GET /v1/files."""
     query = decode_query(http.query, FileQuery)
-    return json_response(file_list(runner_of(http).files.all_of(owner_of(http)), query))
+    return json_response(file_list(runner_of(http).files.all_of(http[CALLER].owner), query))
 
 
 async def show_file(http: web.Request) -> web.Response:
     """GET /v1/files/ID."""
-    return json_response(runner_of(http).files.get(http.match_info["file_id"], owner_of(http)))
+    return json_response(runner_of(http).files.get(http.match_info["file_id"], http[CALLER].owner))
 
 
 async def file_content(http: web.Request) -> web.FileResponse:
     """GET /v1/files/ID/content."""
     files = runner_of(http).files
-    file = files.get(http.match_info["file_id"], owner_of(http))
+    file = files.get(http.match_info["file_id"], http[CALLER].owner)
     return web.FileResponse(files.path(file.id), headers={"Content-Type": "application/jsonl"})
 
 
 async def delete_file(http: web.Request) -> web.Response:
     """DELETE /v1/files/ID. RequestError while a batch reads it."""
     runner, file_id = runner_of(http), http.match_info["file_id"]
-    runner.files.get(file_id, owner_of(http))
+    runner.files.get(file_id, http[CALLER].owner)
     batch = runner.batches.reads(file_id)
     if batch is not None:
         raise RequestError(f"{batch} reads this file: cancel it first, or wait", param="file_id")
-    runner.files.delete(file_id, owner_of(http))
+    runner.files.delete(file_id, http[CALLER].owner)
     return json_response(Deleted(file_id))
 
 

@@ -28,6 +28,11 @@ class Caller:
     name: str
     has_key: bool = False
 
+    @property
+    def owner(self) -> str:
+        """Whose what it leaves here is: the key's, or everybody's without a key."""
+        return self.name if self.has_key else ""
+
     def tenant(self, user: str | None) -> str:
         """Whose fair share it is, if the request says `user`: a key cannot pass for many."""
         return self.name if self.has_key else user or self.name

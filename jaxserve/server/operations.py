@@ -25,6 +25,8 @@ from jaxserve.server.replies import (
     ModelList,
     Version,
 )
+from jaxserve.server.response_body import ResponseBody
+from jaxserve.server.response_items import DeletedResponse, Response, ResponseEvent
 from jaxserve.server.tokenization import DetokenizeBody, Detokenized, TokenizeBody, Tokens
 
 Type = type[msgspec.Struct]
@@ -77,6 +79,23 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = MappingProxyType(
             required=("messages",),
             events=ChatChunk,
             errors=GENERATING,
+        ),
+        ("POST", "/v1/responses"): Operation(
+            "Answer in a conversation that the server remembers",
+            Response,
+            body=ResponseBody,
+            required=("input",),
+            events=ResponseEvent,
+            errors=GENERATING,
+        ),
+        ("GET", "/v1/responses/{response_id}"): Operation(
+            "A response that was stored", Response, errors=(401, 404)
+        ),
+        ("DELETE", "/v1/responses/{response_id}"): Operation(
+            "Forget a response", DeletedResponse, errors=(401, 404)
+        ),
+        ("POST", "/v1/responses/{response_id}/cancel"): Operation(
+            "Refused: no response runs in the background", Response, errors=(400, 401, 404)
         ),
         ("POST", "/v1/files"): Operation(
             "Upload a file for a batch", FileObject, form=FileForm, errors=STORED

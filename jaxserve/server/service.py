@@ -166,12 +166,15 @@ class Service:
 
     def _plan(self, body: bytes, chat: bool, caller: Caller, limits: Limits) -> Generation:
         if chat:
-            chat_body = decode_body(body, ChatBody)
-            self.check_model(chat_body.model)
-            return plan_chat(chat_body, self.tokenizer, limits, caller, habits=self.habits)
+            return self.plan_chat(decode_body(body, ChatBody), caller, limits)
         completion_body = decode_body(body, CompletionBody)
         self.check_model(completion_body.model)
         return plan_completion(completion_body, self.tokenizer, limits, caller)
+
+    def plan_chat(self, body: ChatBody, caller: Caller, limits: Limits) -> Generation:
+        """What a chat takes. RequestError if it cannot be served."""
+        self.check_model(body.model)
+        return plan_chat(body, self.tokenizer, limits, caller, habits=self.habits)
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFound for the name of another model; None stands for this one."""

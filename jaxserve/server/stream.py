@@ -32,11 +32,6 @@ def event(reply: object) -> bytes:
     return b"data: %b\n\n" % encode(reply)
 
 
-def error_event(detail: ErrorDetail) -> bytes:
-    """How a stream says that it breaks off. No [DONE] follows."""
-    return event(ErrorReply(detail))
-
-
 class ChunkEncoder:
     """Writes the chunks of one answer."""
 
@@ -49,6 +44,10 @@ class ChunkEncoder:
         self._created = created
         self._usage = None if generation.include_usage else msgspec.UNSET
         self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def begin(self) -> bytes:
+        """Nothing comes before the first piece."""
+        return b""
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """The event for a choice's next piece; for its first one of a chat, two."""
@@ -65,10 +64,17 @@ class ChunkEncoder:
         head, tail = self._around[index]
         return b"%b%b%b%b" % (role, head, encode(delta.text), tail)
 
-    def usage(self, usage: Usage) -> bytes:
-        """The last chunk, with no choices, for clients that asked for it."""
+    def end(self, usage: Usage) -> bytes:
+        """[DONE], after a chunk with no choices for clients that asked for the count."""
+        if not self._generation.include_usage:
+            return DONE
         kind = ChatChunk if self._generation.chat else Completion
-        return event(kind(self._generation.answer_id, self._created, self._model, [], usage))
+        last = kind(self._generation.answer_id, self._created, self._model, [], usage)
+        return event(last) + DONE
+
+    def broken(self, error: ErrorDetail) -> bytes:
+        """How a stream says that it breaks off. No [DONE] follows."""
+        return event(ErrorReply(error))
 
     def _full(self, index: int, delta: Delta) -> bytes:
         if self._generation.chat:
