@@ -13,6 +13,7 @@ from jaxserve.template_sandbox import BoundedTemplate, RenderLimits, TemplateRef
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _PROBE = "probe"
+_CALL = {"id": "probe0123", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
 
 
 class ChatTemplate:
@@ -39,6 +40,7 @@ class ChatTemplate:
         self._template: BoundedTemplate | None = None
         self._broken = ""
         self._content_as_parts = False
+        self._content_may_be_null = False
         try:
             self._template = BoundedTemplate(self.source, limits=limits)
         except Exception as error:  # a stranger's program: jinja2 may fail on it in many ways
@@ -46,6 +48,7 @@ class ChatTemplate:
         else:
             self.variables = self._template.variables
             self._content_as_parts = not self._shows(_PROBE) and self._shows(_parts(_PROBE))
+            self._content_may_be_null = self._takes_null()
 
     def render(
         self,
@@ -68,6 +71,8 @@ class ChatTemplate:
                 template refuses the conversation, fails, or goes on for too long.
         """
         turns = check_messages(messages)
+        if not self._content_may_be_null:
+            turns = [turn | {"content": turn["content"] or ""} for turn in turns]
         if self._content_as_parts:
             turns = [
                 turn if turn["content"] is None else turn | {"content": _parts(turn["content"])}
@@ -101,21 +106,34 @@ class ChatTemplate:
 
     def _shows(self, content: object) -> bool:
         # Some templates only loop over parts and would silently drop a plain string.
-        assert self._template is not None
-        turns = [{"role": "user", "content": content}]
-        variables = self._variables | {"messages": turns, "add_generation_prompt": True}
-        try:
-            return _PROBE in self._template.render(variables)
-        except Exception:  # a refusal says nothing about the form of content
+        return _PROBE in (self._try({"role": "user", "content": content}) or "")
+
+    def _takes_null(self) -> bool:
+        # Where calls stand in place of text some templates look for the null, and some fail on it.
+        asked: dict[str, object] = {"role": "user", "content": _PROBE}
+        called: dict[str, object] = {"role": "assistant", "content": None, "tool_calls": [_CALL]}
+        result: dict[str, object] = {"role": "tool", "content": _PROBE, "tool_call_id": _CALL["id"]}
+        with_null = self._try(asked, called, result)
+        if with_null is None:
             return False
+        without = self._try(asked, called | {"content": ""}, result) or ""
+        return with_null.count("None") == without.count("None")
+
+    def _try(self, *turns: dict[str, object]) -> str | None:
+        assert self._template is not None
+        variables = self._variables | {"messages": list(turns), "add_generation_prompt": True}
+        try:
+            return self._template.render(variables)
+        except Exception:  # a refusal says nothing about the form of content
+            return None
 
 
 def check_messages(messages: object) -> list[dict[str, object]]:
     """The messages in the one form templates get: `content` is a string.
 
     Content may be a string, a list of {"type": "text", "text": ...} parts (joined), or, for an
-    assistant, null. That reads as empty, except where calls stand in its place: there templates
-    look for the null. Other fields that are null count as absent.
+    assistant, null. That reads as empty, except where calls stand in its place: there it stays, for
+    templates that look for it. Other fields that are null count as absent.
 
     Raises:
         RequestError: naming the place, such as `messages[2].content`.

@@ -82,10 +82,26 @@ def test_null_stays_null_where_calls_stand_in_its_place():
     messages = [*HI, {"role": "assistant", "content": None, "tool_calls": calls}]
     template = (
         "{% for m in messages %}{{ m.content is none }}"
-        "{% for call in m.tool_calls or () %}{{ call.function.arguments.a + 1 }}{% endfor %}"
+        "{% for call in m.tool_calls or () %}{{ call.function.arguments | tojson }}{% endfor %}"
         "{% endfor %}"
     )
-    assert render(template, messages) == "FalseTrue2"
+    assert render(template, messages) == 'FalseTrue{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ m.content.split('x')[0] }}",
+        "{{ 'x' in m.content }}",
+        "[{{ m.content }}]",
+        "{{ '' if m.content is string else raise_exception('a string, please') }}",
+    ],
+)
+def test_null_reads_as_empty_for_a_template_that_cannot_have_it(source):
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}]
+    turns = [*HI, {"role": "assistant", "content": None, "tool_calls": calls}]
+    loop = "{% for m in messages %}" + source + "{% endfor %}"
+    assert render(loop, turns) == render(loop, [*HI, turns[1] | {"content": ""}])
 
 
 def test_tools_are_the_templates_to_show():

@@ -10,7 +10,7 @@ from checkpoint_toys import copy_folder
 from engines import TINY
 from live import live_server
 from text_toys import EOS, bytes_and
-from tool_server import MARKS, template
+from tool_server import CALLS_ONLY, MARKS, template
 
 openai = pytest.importorskip("openai")
 
@@ -37,7 +37,7 @@ def client(tmp_path_factory):
     copy_folder(TINY / "qwen3-qknorm", folder, config={"eos_token_id": EOS_ID})
     (folder / "generation_config.json").unlink()
     (folder / "tokenizer.json").write_text(bytes_and(*MARKS).to_str())
-    config = {"chat_template": template("<tool_call>"), "eos_token": EOS}
+    config = {"chat_template": template(CALLS_ONLY), "eos_token": EOS}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     sizes = ["--max-rows", "4", "--token-budget", "16", "--max-context", "512"]
     with live_server(str(folder), *sizes) as server:

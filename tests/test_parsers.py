@@ -310,8 +310,11 @@ def test_what_a_model_meant_is_what_is_read(calls, writer, ascii_only, size):
 @pytest.mark.parametrize(
     "template, form",
     [
-        ("within <tool_call></tool_call> XML tags", HERMES),
+        ('<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}', HERMES),
+        (r'{{ "<tool_call>\n{\"name\": <function-name>, \"arguments\": <args>" }}', HERMES),
         ("<tool_call>\n<function=example>", None),
+        ("<tool_call>function-name\n<arg_key>argument-key</arg_key>", None),
+        ("<|python_tag|> or <function=example>", None),
         ("{{ '<|python_tag|>' }}", LLAMA3),
         ("<|start_header_id|>{{ '\"parameters\": ' }}", LLAMA3),
         ("[AVAILABLE_TOOLS] ... [TOOL_CALLS]", MISTRAL),

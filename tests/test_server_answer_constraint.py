@@ -7,7 +7,17 @@ import json
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from text_toys import bytes_and
-from tool_server import MARKS, TOOLS, called, function, say, template, tool_server, tool_tokenizer
+from tool_server import (
+    HERMES,
+    MARKS,
+    TOOLS,
+    called,
+    function,
+    say,
+    template,
+    tool_server,
+    tool_tokenizer,
+)
 from toy_server import refusal
 from toy_worker import EOS, VOCAB_SIZE
 
@@ -18,7 +28,7 @@ from jaxserve.server.openai import ChatBody, decode_body
 from jaxserve.server.reading import model_habits
 
 LIMITS = Limits(vocab_size=VOCAB_SIZE, max_context=8192, max_sequences=8, eos_ids=(EOS,))
-TEMPLATE = template("<tool_call> <think>")
+TEMPLATE = template(HERMES)
 TOKENIZER = tool_tokenizer(TEMPLATE)
 STRICT = function("strict", strict=True)
 NAMED = {"type": "function", "function": {"name": "add"}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tool_server import TOOLS, template, tool_server
+from tool_server import HERMES, TOOLS, template, tool_server
 from toy_model import MODEL_NAME
 from toy_server import TIMEOUT
 
@@ -17,7 +17,7 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</t
 
 @pytest.fixture(scope="module")
 def client():
-    with tool_server(template("<tool_call> <think>")) as server:
+    with tool_server(template(HERMES)) as server:
         base_url = f"http://127.0.0.1:{server.port}/v1"
         with openai.OpenAI(
             base_url=base_url, api_key="unused", timeout=TIMEOUT, max_retries=0

@@ -6,7 +6,17 @@ import json
 import re
 
 import pytest
-from tool_server import TOOLS, called, function, message, say, template, tool_server
+from tool_server import (
+    CALLS_ONLY,
+    HERMES,
+    TOOLS,
+    called,
+    function,
+    message,
+    say,
+    template,
+    tool_server,
+)
 from toy_server import refusal, running_server
 
 ARGUMENTS = '{"city": "Zürich", "days": [1, {"a": "\\"}</x>"}]}'
@@ -17,7 +27,7 @@ USER = {"role": "user", "content": "hi"}
 
 @pytest.fixture(scope="module")
 def server():
-    with tool_server(template("<tool_call> <think>")) as server:
+    with tool_server(template(HERMES)) as server:
         yield server
 
 
@@ -84,7 +94,7 @@ def test_no_call_is_read_where_none_was_offered(server):
 
 
 def test_a_stream_says_each_piece_as_it_is_written():
-    with tool_server(template("<tool_call>"), "--step-seconds", "0.002") as server:
+    with tool_server(template(CALLS_ONLY), "--step-seconds", "0.002") as server:
         events = say(server, "a" + CALL, stream=True).events
     deltas = [event["choices"][0]["delta"] for event in events]
     assert deltas[0] == {"role": "assistant", "content": ""}
@@ -342,11 +352,11 @@ def test_other_families_write_calls_in_their_ways(mark, script):
 
 def test_the_operator_has_the_last_word():
     settings = {"tool_parser": "mistral", "reasoning_parser": "none"}
-    with tool_server(template("<tool_call> <think>"), **settings) as server:
+    with tool_server(template(HERMES), **settings) as server:
         assert called(both_ways(server, "[TOOL_CALLS]add{}")) == [("add", "{}")]
         assert message(both_ways(server, "<think>a"))["content"] == "a"
     with tool_server(template("<think>"), reasoning_parser="think") as server:
         assert message(server.chat("<think>a"))["reasoning"] == "a"
         assert "--tool-parser" in refusal(say(server, "x"), "tools")
-    with tool_server(template("<tool_call>"), tool_parser="none") as server:
+    with tool_server(template(CALLS_ONLY), tool_parser="none") as server:
         assert "--tool-parser" in refusal(say(server, "x"), "tools")

@@ -25,8 +25,13 @@ TEMPLATE = (
 """Whatever the prompt holds after the first end token, the toy model does not write."""
 
 
+CALLS_ONLY = '<tool_call>{"name": ..., "arguments": ...}'
+HERMES = f"{CALLS_ONLY} <think>"
+"""What tells a template of the family that writes calls, and perhaps thoughts, so."""
+
+
 def template(mark: str) -> str:
-    """Of a family that writes calls after this mark."""
+    """Of the family that this tells."""
     return TEMPLATE.replace("MARK", mark)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 
@@ -73,9 +74,9 @@ def recognise_format(template: str) -> ToolFormat | None:
     """The way a chat template shows the model to write calls, or None if it is none of these."""
     if "[TOOL_CALLS]" in template:
         return find_format("mistral", template)
-    if "<tool_call>" in template and "<function=" not in template:
-        return HERMES
-    if "<|python_tag|>" in template:
+    if "<tool_call>" in template and re.search(r"""["']arguments\\?["']""", template):
+        return HERMES  # others write something else than JSON between these marks
+    if "<|python_tag|>" in template and "<function=" not in template:
         return LLAMA3
     if "<|start_header_id|>" in template and '"parameters": ' in template:
         return LLAMA3  # those of Llama 3.2 do not name the tag
