@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from jaxserve.errors import RequestError as RequestError
     from jaxserve.executor import JaxExecutor as JaxExecutor
     from jaxserve.models.decoder import Decoder as Decoder
+    from jaxserve.offline.llm import LLM as LLM
+    from jaxserve.offline.loop import Completion as Completion
     from jaxserve.packing import pack as pack
     from jaxserve.request import Request as Request
     from jaxserve.request import SamplingParams as SamplingParams
@@ -40,6 +42,9 @@ _HOME = {
     "Request": "request",
     "SamplingParams": "request",
     "TokenEvent": "request",
+    # Generate here
+    "LLM": "offline.llm",
+    "Completion": "offline.loop",
     # Run
     "EngineConfig": "config",
     "ServerConfig": "config",

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 
 from checkpoints import (
-    CATALOGUE,
     CheckpointError,
     Store,
     list_models,
@@ -28,8 +26,10 @@ from jaxserve.cards import Dtype, find_card
 from jaxserve.config import EngineConfig, ServerConfig, encode_engine_config
 from jaxserve.config_file import effective_config, use_config_file
 from jaxserve.errors import ConfigError, JaxserveError
+from jaxserve.fetch import ensure_pulled
 from jaxserve.flags import add_config, add_engine, add_http, add_model, add_store
 from jaxserve.frames import Progress
+from jaxserve.offline.flags import add_generate
 from jaxserve.plan import find_model, make_plan
 from jaxserve.plan.chart import write_chart
 from jaxserve.plan.table import print_plan
@@ -40,6 +40,16 @@ from jaxserve.simulate.report import report
 from jaxserve.study_flags import add_compile, add_plan, add_simulate
 from jaxserve.terminal import ProgressBar
 from jaxserve.workload import Promise, Workload
+
+
+class Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Says what a flag is unless it is given, where there is something to say."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if isinstance(action.default, bool) or action.default in (None, ()):
+            return action.help
+        return super()._get_help_string(action)
+
 
 Commands = argparse._SubParsersAction  # argparse has no public name for what add_subparsers gives
 
@@ -65,7 +75,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxserve",
         description="An LLM serving engine in JAX.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = _add_command(
@@ -74,6 +83,9 @@ def make_parser() -> argparse.ArgumentParser:
     _add_serving(serve)
     _add_serving(
         _add_command(commands, "config", "what serve would be told, as a file for it", run_config)
+    )
+    add_generate(
+        _add_command(commands, "generate", "answer a file of prompts, without a server", generate)
     )
     add_model(_add_command(commands, "pull", "fetch or convert a model into the store", run_pull))
     _add_command(commands, "models", "list the models known and the models pulled", run_models)
@@ -108,7 +120,7 @@ def _add_command(
         name,
         help=help,
         description=help,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=Help,
     )
     add_store(command)
     command.set_defaults(run=run, command=command)
@@ -160,6 +172,12 @@ def run_serve(flags: argparse.Namespace) -> int:
 def run_config(flags: argparse.Namespace) -> int:
     print(effective_config(flags.command, flags), end="")
     return 0
+
+
+def generate(flags: argparse.Namespace) -> int:
+    from jaxserve.offline.command import run_generate
+
+    return run_generate(flags)
 
 
 def run_pull(flags: argparse.Namespace) -> int:
@@ -287,15 +305,6 @@ def write_text(file: Path, text: str) -> None:
         file.write_text(text + "\n")
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror}") from error
-
-
-def ensure_pulled(model: str, store: Path) -> None:
-    """Fetch a catalogue model on first use, in a process of its own: converting needs jax."""
-    if model not in CATALOGUE or Store(store).holds(model):
-        return
-    command = [sys.executable, "-m", "jaxserve", "pull", model, "--store", str(store)]
-    if subprocess.run(command, check=False).returncode != 0:
-        raise CheckpointError(f"could not pull {model}", remedy="The lines above say why.")
 
 
 def worker_argv(config: EngineConfig) -> list[str]:

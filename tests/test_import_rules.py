@@ -185,6 +185,25 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.stop_strings",
         "jaxserve.tokenizer",
     ),
+    # An engine in this process: what the server asks of it, without the server.
+    "jaxserve.offline": (
+        *TYPES,
+        "checkpoints",
+        "jaxserve.engine",
+        "jaxserve.fetch",
+        "jaxserve.flags",
+        "jaxserve.offline",
+        "jaxserve.server.choice",
+        "jaxserve.server.generation",
+        "jaxserve.server.limits",
+        "jaxserve.server.openai",
+        "jaxserve.server.prompts",
+        "jaxserve.server.text",
+        "jaxserve.startup",
+        "jaxserve.terminal",
+        "jaxserve.tokenizer",
+    ),
+    "jaxserve.fetch": ("checkpoints",),
     # Where everything is wired together.
     "jaxserve.sizing": (
         *TYPES,
