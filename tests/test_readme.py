@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import re
 import subprocess
@@ -49,7 +51,7 @@ def test_the_curl_streams_a_sensible_answer(live: LiveServer):
 
 
 def test_the_python_snippet_prints_a_sensible_answer(live: LiveServer):
-    (snippet,) = blocks("python")
+    (snippet,) = [block for block in blocks("python") if ADDRESS in block]
     done = subprocess.run(
         [sys.executable, "-c", snippet.replace(ADDRESS, live.url)],
         capture_output=True,
@@ -58,6 +60,14 @@ def test_the_python_snippet_prints_a_sensible_answer(live: LiveServer):
         check=True,
     )
     assert "Paris" in done.stdout
+
+
+def test_every_python_snippet_imports_what_there_is():
+    for snippet in blocks("python"):
+        for node in ast.walk(ast.parse(snippet)):
+            if isinstance(node, ast.ImportFrom):
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, alias.name) for alias in node.names)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from types import FrameType
 
 from jaxserve.engine import Engine
 from jaxserve.errors import JaxserveError, Overloaded, RequestError
-from jaxserve.request import FinishReason, PromptLogprob, TokenEvent
+from jaxserve.request import PromptLogprob, TokenEvent
 from jaxserve.server.choice import Choice
 from jaxserve.server.generation import Generation
+from jaxserve.server.replies import AnswerEnd
 from jaxserve.server.text import Tokenizer
 
 AHEAD = 2
@@ -38,7 +39,7 @@ class Completion:
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     text: str
-    finish_reason: FinishReason | None
+    finish_reason: AnswerEnd | None
     logprobs: tuple[float, ...] | None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None
     prompt_logprobs: tuple[PromptLogprob, ...] | None
