@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from jaxserve.batch import SamplingArrays as SamplingArrays
     from jaxserve.batch import StepOutput as StepOutput
     from jaxserve.batch import StepShape as StepShape
+    from jaxserve.client.asynchronous import AsyncClient as AsyncClient
+    from jaxserve.client.synchronous import Client as Client
     from jaxserve.config import EngineConfig as EngineConfig
     from jaxserve.config import ServerConfig as ServerConfig
     from jaxserve.engine import Engine as Engine
+    from jaxserve.errors import APIError as APIError
     from jaxserve.errors import ConfigError as ConfigError
+    from jaxserve.errors import ConnectionFailed as ConnectionFailed
     from jaxserve.errors import EngineStopped as EngineStopped
     from jaxserve.errors import JaxserveError as JaxserveError
     from jaxserve.errors import RequestError as RequestError
@@ -45,6 +49,9 @@ _HOME = {
     # Generate here
     "LLM": "offline.llm",
     "Completion": "offline.loop",
+    # Ask a server
+    "Client": "client.synchronous",
+    "AsyncClient": "client.asynchronous",
     # Run
     "EngineConfig": "config",
     "ServerConfig": "config",
@@ -69,6 +76,8 @@ _HOME = {
     "RequestError": "errors",
     "ConfigError": "errors",
     "EngineStopped": "errors",
+    "APIError": "errors",
+    "ConnectionFailed": "errors",
 }
 
 __all__ = list(_HOME)

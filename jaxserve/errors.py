@@ -49,5 +49,37 @@ class DeadlinePassed(JaxserveError):
     """A request that was given up, or never begun, because its own deadline could not be met."""
 
 
+class APIError(JaxserveError):
+    """What a server answered instead of what a client asked for.
+
+    Attributes:
+        status: of HTTP; 500 if a stream broke off and did not say.
+        kind, param, code: of the body, where it has them.
+        retry_after: seconds after which the server wants to be asked again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+
+class ConnectionFailed(JaxserveError, ConnectionError):
+    """A client could not reach its server, or lost it before the answer was whole."""
+
+
 class EngineStopped(JaxserveError, RuntimeError):
     """The engine is gone or going: nothing can be asked of it any more."""

@@ -183,8 +183,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.parsers",
         "jaxserve.server",
         "jaxserve.stop_strings",
+        "jaxserve.token_stream",
         "jaxserve.tokenizer",
     ),
+    # Clients of a server.
+    "jaxserve.token_stream": (),
+    "jaxserve.client": ("jaxserve.client", "jaxserve.errors", "jaxserve.token_stream"),
     # An engine in this process: what the server asks of it, without the server.
     "jaxserve.offline": (
         *TYPES,
@@ -198,6 +202,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.server.limits",
         "jaxserve.server.openai",
         "jaxserve.server.prompts",
+        "jaxserve.server.replies",
         "jaxserve.server.text",
         "jaxserve.startup",
         "jaxserve.terminal",
@@ -231,6 +236,7 @@ WITHOUT_JAX = (
     "jaxserve.aot.report",
     "jaxserve.aot.target",
     "jaxserve.cli",
+    "jaxserve.client.synchronous",
     "jaxserve.config",
     "jaxserve.frames",
     "jaxserve.grammar",

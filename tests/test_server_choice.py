@@ -64,7 +64,7 @@ def test_no_abort_is_asked_for_when_the_engine_stopped_by_itself():
 
 def test_the_flushed_end_of_a_character_may_complete_a_stop_string():
     steps = feed(completion(stop="a\ufffd"), [ord("a"), 0xC3], last="length")
-    assert steps[-1][0] == Delta("", (), "stop")
+    assert steps[-1][0] == Delta("", (), "stop", token_ids=(ord("a"), 0xC3))
 
 
 def test_held_text_is_shown_at_the_end():

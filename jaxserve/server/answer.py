@@ -15,6 +15,7 @@ from aiohttp import web
 from jaxserve.errors import DeadlinePassed, EngineStopped, Overloaded, RequestError
 from jaxserve.server.access_log import Generated, generated
 from jaxserve.server.auth import CALLER
+from jaxserve.server.binary import BinaryEncoder
 from jaxserve.server.choice import Choice, Delta
 from jaxserve.server.client import Inbox
 from jaxserve.server.failures import INTERNAL_ERROR, detail, failure
@@ -24,11 +25,11 @@ from jaxserve.server.replies import CompletionDetails, ErrorDetail, PromptDetail
 from jaxserve.server.service import SERVICE, Service
 from jaxserve.server.stream import ChunkEncoder
 from jaxserve.server.whole import join, whole_answer
+from jaxserve.token_stream import CONTENT_TYPE
 
 logger = logging.getLogger("jaxserve.server")
 
 STREAM_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # a proxy that buffers would defeat streaming
 }
@@ -68,7 +69,7 @@ async def generate(http: web.Request, *, chat: bool) -> web.StreamResponse:
         with answering(http.app, generation, caller, arrived=arrived) as answer:
             http[ANSWER] = answer
             if generation.stream:
-                return await stream(http, answer, chunk_encoder(answer))
+                return await stream(http, answer, encoder_for(http, answer))
             return await whole(answer)
 
 
@@ -216,7 +217,13 @@ async def whole(answer: Answer) -> web.Response:
 
 
 class StreamWriter(Protocol):
-    """Turns an answer into server-sent events."""
+    """Turns an answer into server-sent events, or into frames.
+
+    Attributes:
+        content_type: of what it writes.
+    """
+
+    content_type: str
 
     def begin(self) -> bytes:
         """What comes before the first piece."""
@@ -232,13 +239,13 @@ class StreamWriter(Protocol):
 
 
 async def stream(http: web.Request, answer: Answer, writer: StreamWriter) -> web.StreamResponse:
-    """The answer as server-sent events, one write per batch.
+    """The answer as events or frames, one write per batch.
 
     The headers wait for the first token, so a failure before it is a plain HTTP error. A later one
     becomes an error event, after which the connection closes.
     """
     service = answer.service
-    response = web.StreamResponse(headers=STREAM_HEADERS)
+    response = web.StreamResponse(headers=STREAM_HEADERS | {"Content-Type": writer.content_type})
     try:
         try:
             end = await write_chunks(http, response, answer, writer)
@@ -289,9 +296,12 @@ async def write_chunks(
     return writer.end(answer.usage())
 
 
-def chunk_encoder(answer: Answer) -> ChunkEncoder:
-    """What writes the chunks of a completion or a chat."""
+def encoder_for(http: web.Request, answer: Answer) -> StreamWriter:
+    """What writes a completion or a chat, in the form the client accepts."""
     service = answer.service
+    accepted = http.headers.get("Accept", "").split(",")
+    if CONTENT_TYPE in (kind.partition(";")[0].strip() for kind in accepted):
+        return BinaryEncoder(answer.generation, model=service.model_name, created=answer.created)
     return ChunkEncoder(
         answer.generation, service.tokenizer, model=service.model_name, created=answer.created
     )

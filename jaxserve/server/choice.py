@@ -43,6 +43,7 @@ class Delta:
         finish_reason: set on the last delta.
         reasoning: to append to the thoughts.
         calls: pieces of calls of functions.
+        token_ids: all tokens behind it.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Delta:
     finish_reason: AnswerEnd | None
     reasoning: str = ""
     calls: tuple[CallDelta, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 class Choice:
@@ -90,6 +92,7 @@ class Choice:
         self._tokenizer = tokenizer
         self._offset = len(self._parsed.content)
         self._scored: list[ScoredToken] = []
+        self._token_ids: list[int] = []
         self._ended = False
         self.num_tokens = 0
         self.num_reasoning = 0
@@ -121,6 +124,7 @@ class Choice:
             self._finish(reason)  # no token was asked for, or somebody ended the request
             return False
         self.num_tokens += 1
+        self._token_ids.append(event.token_id)
         if self._scores:
             self._scored.append(ScoredToken(event, self._offset))
         thought = self._parser.thinking
@@ -144,7 +148,9 @@ class Choice:
             self.finish_reason,
             parsed.reasoning,
             tuple(parsed.calls),
+            tuple(self._token_ids),
         )
+        self._token_ids.clear()
         self._parsed = Parsed()
         self._scored.clear()
         self._ended = ended

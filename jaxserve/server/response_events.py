@@ -44,6 +44,8 @@ class ResponseWriter:
         response: as far as it is.
     """
 
+    content_type = EVENTS
+
     def __init__(self, response: Response, *, short_ids: bool) -> None:
         """`short_ids`: see `ToolFormat`."""
         self.response = response

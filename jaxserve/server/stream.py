@@ -21,6 +21,7 @@ from jaxserve.server.replies import (
 from jaxserve.server.text import Tokenizer
 from jaxserve.server.whole import completion_choice
 
+EVENTS = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 NOTHING = Delta("", (), None)
 PLACE = "\x00text\x00"
@@ -34,6 +35,8 @@ def event(reply: object) -> bytes:
 
 class ChunkEncoder:
     """Writes the chunks of one answer."""
+
+    content_type = EVENTS
 
     def __init__(
         self, generation: Generation, tokenizer: Tokenizer, *, model: str, created: int
