@@ -196,6 +196,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.engine",
         "jaxserve.fetch",
         "jaxserve.flags",
+        "jaxserve.grammar",
         "jaxserve.offline",
         "jaxserve.server.choice",
         "jaxserve.server.generation",

@@ -19,6 +19,7 @@ from text_toys import byte_level
 from jaxserve import LLM, ConfigError, EngineStopped, RequestError, SamplingParams
 from jaxserve.cli import main
 from jaxserve.offline.llm import body_fields
+from jaxserve.request import Constraint
 
 SIZES = {"max_rows": 2, "token_budget": 16, "max_context": 256, "num_pages": 40}
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ tail }}"
@@ -114,6 +115,16 @@ def test_stop_strings_and_bad_words_are_honoured(llm):
     assert banned not in other.token_ids
 
 
+def test_an_answer_can_be_held_to_an_expression(llm):
+    settings = greedy(12, constraint=Constraint("regex", "hell(o|ort)"))
+    (answer,) = llm.generate("he", settings)
+    assert answer.text in ("hello", "hellort") and answer.finish_reason == "stop"
+    with pytest.raises(RequestError):
+        llm.generate("he", greedy(3, constraint=Constraint("regex", "(")))
+    (planned,) = llm.plan({"prompt": "he", "guided_regex": "a+"}).requests
+    assert planned.sampling.constraint == Constraint("regex", "a+")
+
+
 def test_a_chat_is_written_out_by_the_models_template(llm):
     chats = [[{"role": "user", "content": "he"}], [{"role": "user", "content": "ll"}]]
     both = llm.chat(chats, greedy(4, top_logprobs=1), ignore_eos=True, tail="assistant: ")
@@ -151,6 +162,7 @@ def test_every_field_of_the_settings_is_passed_on(llm):
         stop_token_ids=(4,), top_logprobs=2, prompt_logprobs=1, presence_penalty=0.5,
         frequency_penalty=0.25, repetition_penalty=1.5, logit_bias=((3, 1.0),),
         allowed_token_ids=(1, 2, 3, 4), bad_words=((9, 8),), min_tokens=2,
+        constraint=Constraint("regex", "a+"),
     )  # fmt: skip
     defaults = SamplingParams(max_tokens=1)
     changed = [

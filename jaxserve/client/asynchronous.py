@@ -164,8 +164,8 @@ class AsyncClient:
                 may_pass = error.status in RETRIED and wait <= self._max_wait
                 if attempt == self._retries or not may_pass:
                     raise
-            except aiohttp.ClientConnectorError as error:
-                wait = delay
+            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+                wait = delay  # a connection kept from before may be closed at any time
                 if attempt == self._retries:
                     raise ConnectionFailed(f"cannot reach {self._address}: {error}") from error
             except (aiohttp.ClientError, TimeoutError) as error:

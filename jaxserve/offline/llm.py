@@ -32,7 +32,7 @@ Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 
-DIFFERENT = {"seed", "bad_words", "prompt_logprobs", "logit_bias", "top_logprobs"}
+DIFFERENT = {"seed", "bad_words", "prompt_logprobs", "logit_bias", "top_logprobs", "constraint"}
 """Fields of SamplingParams that a request's body says otherwise, or not at all."""
 
 
@@ -164,6 +164,7 @@ class LLM:
             request.sampling,
             bad_words=sampling.bad_words,
             prompt_logprobs=sampling.prompt_logprobs,
+            constraint=sampling.constraint,
         )
         return replace(made, requests=(replace(request, sampling=drawn),))
 
@@ -179,7 +180,9 @@ class LLM:
             if self._loaded is None:
                 raise EngineStopped("this LLM is closed: make another one")
             try:
-                yield from complete_all(self._loaded.engine, self._tokenizer, generations)
+                yield from complete_all(
+                    self._loaded.engine, self._loaded.grammars, self._tokenizer, generations
+                )
             except (KeyboardInterrupt, GeneratorExit):
                 raise
             except BaseException:

@@ -11,6 +11,7 @@ from types import FrameType
 
 from jaxserve.engine import Engine
 from jaxserve.errors import JaxserveError, Overloaded, RequestError
+from jaxserve.grammar import Grammars
 from jaxserve.request import PromptLogprob, TokenEvent
 from jaxserve.server.choice import Choice
 from jaxserve.server.generation import Generation
@@ -91,7 +92,7 @@ class Pending:
 
 
 def complete_all(
-    engine: Engine, tokenizer: Tokenizer, generations: Iterable[Generation]
+    engine: Engine, grammars: Grammars, tokenizer: Tokenizer, generations: Iterable[Generation]
 ) -> Iterator[tuple[int, Completion | JaxserveError]]:
     """(place in the order asked, answer or what went wrong) of each generation, as they end.
 
@@ -107,7 +108,7 @@ def complete_all(
             while True:
                 while len(pending) < room and (following := next(upcoming, None)) is not None:
                     index, generation = following
-                    error = start(engine, generation)
+                    error = start(engine, grammars, generation)
                     if error is not None:
                         yield index, error
                         continue
@@ -129,10 +130,13 @@ def complete_all(
             engine.abort(name)
 
 
-def start(engine: Engine, generation: Generation) -> JaxserveError | None:
+def start(engine: Engine, grammars: Grammars, generation: Generation) -> JaxserveError | None:
     """Hand a sequence to the engine; what is wrong if it does not take it."""
+    (request,) = generation.requests
+    constraint = request.sampling.constraint
     try:
-        refusal = engine.add(generation.requests[0])
+        matcher = None if constraint is None else grammars.matcher(constraint)
+        refusal = engine.add(request, matcher=matcher)
     except RequestError as error:
         return error
     if refusal is None:
