@@ -28,6 +28,7 @@ from jaxserve.server.response_items import (
     ResponseStatus,
     response_usage,
 )
+from jaxserve.server.stream import EVENTS
 
 ENDINGS: Mapping[AnswerEnd | None, ResponseStatus] = MappingProxyType(
     {"length": "incomplete", "abort": "cancelled"}
