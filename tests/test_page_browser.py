@@ -1,5 +1,6 @@
 """The page in a browser, around the toy worker, whose model repeats what it is asked."""
 
+import json
 import re
 import shutil
 import threading
@@ -185,6 +186,17 @@ def test_a_conversation_is_told_to_the_model_and_can_be_begun_anew(server, open_
     assert page.locator(".turn").count() == 0
     say(page, "three")
     assert finished(page) == "S.three>"
+
+
+def test_thoughts_are_shown_apart_from_the_answer(server, open_page):
+    page = open_page(server)
+    deltas = ({"reasoning_content": "Hmm"}, {"reasoning_content": ", so"}, {"content": "42"})
+    chunks = [json.dumps({"choices": [{"index": 0, "delta": delta}]}) for delta in deltas]
+    body = "".join(f"data: {chunk}\n\n" for chunk in [*chunks, "[DONE]"])
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body))
+    say(page, "hello")
+    expect(answer(page).locator("> .text")).to_have_text("42")
+    expect(answer(page).locator(".thoughts .text")).to_have_text("Hmm, so")
 
 
 def test_settings_are_sent(server, open_page):

@@ -12,6 +12,7 @@ export class Answer {
     this.numTokens = 0;
     this.numChunks = 0;
     this.cutter = new Cutter();
+    this.thoughts = null;
     this.started = performance.now();
     this.first = this.last = null;
     this.body = el("div", { class: "text", "data-waiting": true });
@@ -25,22 +26,35 @@ export class Answer {
     if (this.first === null) this.foot.textContent = `waiting for the first token, ${number((performance.now() - this.started) / 1000)} s`;
   }
 
-  /** Add a chunk's text, and its tokens where probabilities were asked for. */
+  /** Add a chunk of the answer's text, and its tokens where probabilities were asked for. */
   add(text, tokens) {
+    this.text += text;
+    this.write(this.body, text, tokens);
+  }
+
+  /** Add a chunk of what the model thinks before it answers. */
+  think(text, tokens) {
+    if (this.thoughts === null) {
+      this.thoughts = el("div", { class: "text" });
+      this.body.before(el("details", { class: "thoughts", open: true }, el("summary", {}, "Thoughts"), this.thoughts));
+    }
+    this.write(this.thoughts, text, tokens);
+  }
+
+  write(place, text, tokens) {
     this.last = performance.now();
     if (this.first === null) {
       this.first = this.last;
       delete this.body.dataset.waiting;
     }
-    this.text += text;
     this.numChunks += 1;
     this.numTokens += tokens.length;
     if (!tokens.length) {
-      const end = this.body.lastChild;
+      const end = place.lastChild;
       if (end?.nodeType === Node.TEXT_NODE) end.appendData(text);
-      else this.body.append(text);
+      else place.append(text);
     }
-    for (const piece of tokens.length ? this.cutter.cut(text, tokens) : []) this.body.append(tokenSpan(piece));
+    for (const piece of tokens.length ? this.cutter.cut(text, tokens) : []) place.append(tokenSpan(piece));
     const pace = this.pace(this.numTokens || this.numChunks);
     this.foot.textContent = [`TTFT ${milliseconds(this.ttft)}`, pace].filter(Boolean).join(" · ");
   }

@@ -127,9 +127,11 @@ export class Playground {
       usage = event.usage ?? usage;
       const [choice] = event.choices;
       if (!choice) continue;
-      const text = (mode === "chat" ? choice.delta.content : choice.text) ?? "";
       const tokens = tokensOf(choice);
-      if (text || tokens.length) answer.add(text, tokens);
+      const thought = choice.delta?.reasoning_content;
+      const text = (mode === "chat" ? choice.delta.content : choice.text) ?? "";
+      if (thought) answer.think(thought, tokens);
+      else if (text || tokens.length) answer.add(text, tokens);
       ending = choice.finish_reason ?? ending;
       this.follow();
     }
