@@ -92,6 +92,13 @@ def test_every_file_the_readme_names_exists():
         assert (ROOT / link).exists(), link
 
 
+def test_every_file_the_tests_own_readme_names_exists():
+    named = re.findall(r"`(\w+\.py)`", (ROOT / "tests" / "README.md").read_text())
+    assert "test_scheduler.py" in named
+    for name in named:
+        assert (ROOT / "tests" / name).exists(), name
+
+
 def test_the_table_has_every_parameter_and_says_where_it_is_honoured():
     rows = re.findall(r"^\| (`.*?`) \| ([CM ]+) \|", README, re.MULTILINE)
     where = {name: of for names, of in rows for name in re.findall(r"`(\w+)`", names)}
