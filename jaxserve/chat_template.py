@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jinja2
 
@@ -14,6 +14,8 @@ from jaxserve.template_sandbox import BoundedTemplate, RenderLimits, TemplateRef
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _PROBE = "probe"
 _CALL = {"id": "probe0123", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
+_END = "\ue000end\ue000"
+"""Marks the end of a content in what a template writes."""
 
 
 class ChatTemplate:
@@ -126,6 +128,36 @@ class ChatTemplate:
             return self._template.render(variables)
         except Exception:  # a refusal says nothing about the form of content
             return None
+
+
+def render_open(
+    render: Callable[[Sequence[Mapping[str, object]]], str],
+    messages: Sequence[Mapping[str, object]],
+) -> str:
+    """The conversation up to the end of its last message's content, for the model to go on there.
+
+    Args:
+        render: messages to text.
+        messages: see `check_messages`.
+
+    Raises:
+        RequestError: the last message has no content, or the template does not show it.
+    """
+    content = messages[-1].get("content") if messages else None
+    if not isinstance(content, str) or not content:
+        raise RequestError(
+            "continue_final_message needs text in the last message", param="continue_final_message"
+        )
+    text, end, _ = render([*messages[:-1], {**messages[-1], "content": content + _END}]).rpartition(
+        _END
+    )
+    if not end:
+        raise RequestError(
+            "continue_final_message is not possible: this model's chat template does not show the "
+            "last message as it is",
+            param="continue_final_message",
+        )
+    return text
 
 
 def check_messages(messages: object) -> list[dict[str, object]]:

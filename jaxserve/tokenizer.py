@@ -9,12 +9,13 @@ import ctypes
 import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from tokenizers import Tokenizer as HubTokenizer
 
 from checkpoints.model_config import TokenizerSpec
-from jaxserve.chat_template import ChatTemplate
+from jaxserve.chat_template import ChatTemplate, render_open
 from jaxserve.detokenizer import IncrementalDetokenizer, TokenBytes
 from jaxserve.errors import ConfigError, RequestError
 
@@ -104,6 +105,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         template_arguments: Mapping[str, object] = NO_ARGUMENTS,
     ) -> list[int]:
@@ -116,6 +118,7 @@ class Tokenizer:
         text = self.render_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             tools=tools,
             template_arguments=template_arguments,
         )
@@ -132,6 +135,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         template_arguments: Mapping[str, object] = NO_ARGUMENTS,
     ) -> str:
@@ -140,6 +144,7 @@ class Tokenizer:
         Args:
             messages: see `chat_template.check_messages`.
             add_generation_prompt: end where the assistant's next turn begins.
+            continue_final_message: end where the content of the last message does.
             tools: functions that may be called, as OpenAI's API describes them.
             template_arguments: further variables for the template.
 
@@ -153,12 +158,13 @@ class Tokenizer:
                 "this model has no chat template: use /v1/completions with a plain prompt",
                 param="messages",
             )
-        return template.render(
-            messages,
+        render = partial(
+            template.render,
             add_generation_prompt=add_generation_prompt,
             tools=tools,
             template_arguments=template_arguments,
         )
+        return render_open(render, messages) if continue_final_message else render(messages)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence. Bytes that are no UTF-8 become U+FFFD.

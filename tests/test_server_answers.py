@@ -304,6 +304,18 @@ def test_usage_comes_last_and_only_when_asked_for(server, chat):
     assert len(ids) == 1
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_every_chunk_can_count_the_tokens_so_far(server, chat):
+    ask = server.chat if chat else server.complete
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = ask("abcdef", stream=True, n=2, stream_options=options).events
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[0] > 0
+    prompt = last["usage"]["prompt_tokens"]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {prompt}
+    assert chunks[-1]["usage"] == last["usage"]
+
+
 def test_every_choice_of_a_chat_starts_with_its_role(server):
     reply = server.chat("ab", stream=True, n=3)
     for index in range(3):

@@ -246,6 +246,25 @@ def test_values_out_of_range_are_refused_by_name(server, field, bad, good):
         assert server.complete("ab", **{field: value}).text() == "ab"
 
 
+def test_a_prompt_is_cut_at_its_beginning_to_the_tokens_asked_for(server):
+    for keep, expected in ((3, "def"), (6, "abcdef"), (9, "abcdef")):
+        reply = server.complete("abcdef", truncate_prompt_tokens=keep)
+        assert reply.text() == expected
+        assert reply.json["usage"]["prompt_tokens"] == min(keep, 6)
+    long = "x" * (MAX_CONTEXT - 9) + "a" * 8 + "end"
+    reply = server.complete(long, truncate_prompt_tokens=-1, max_tokens=MAX_CONTEXT - 3, echo=True)
+    assert reply.text() == "end" * 2
+    for bad in (0, -2, MAX_CONTEXT + 1):
+        refusal(server.complete("a", truncate_prompt_tokens=bad), "truncate_prompt_tokens")
+
+
+def test_a_chat_can_go_on_with_its_last_message_and_does_not_begin_a_turn_then(server):
+    assert server.chat("ab", max_tokens=9).text() == "ab>"
+    assert server.chat("ab", max_tokens=9, continue_final_message=True).text() == "ab"
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    refusal(server.chat("ab", **both), "continue_final_message")
+
+
 def test_stream_options_need_a_stream(server):
     refusal(server.complete("a", stream_options={"include_usage": True}), "stream_options")
     refusal(

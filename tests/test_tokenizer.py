@@ -89,6 +89,29 @@ def test_a_conversation_in_parts_has_the_ids_of_the_string():
     assert tokenizer.encode_chat([{"role": "user", "content": parts}]) == string
 
 
+def test_an_answer_can_go_on_with_the_last_message():
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}</s>{% endfor %}"
+    begun = [*HI, {"role": "assistant", "content": "Well, "}]
+    tokenizer = make(chat_template=template)
+    text = tokenizer.render_chat(begun, add_generation_prompt=False, continue_final_message=True)
+    assert text == "[user] hi</s>[assistant] Well, "
+
+
+@pytest.mark.parametrize(
+    "template, last",
+    [
+        ("{{ messages[-1].content }}", {"role": "assistant", "content": ""}),
+        ("{{ messages[-1].content }}", {"role": "assistant", "content": None}),
+        ("{{ messages[-1].content | length }}", {"role": "assistant", "content": "Well"}),
+    ],
+)
+def test_a_message_that_cannot_be_gone_on_with_is_refused(template, last):
+    tokenizer = make(chat_template=template)
+    with pytest.raises(RequestError) as caught:
+        tokenizer.render_chat([*HI, last], continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
 def test_a_model_without_a_template_says_what_to_use_instead():
     tokenizer = make()
     assert not tokenizer.has_chat_template

@@ -59,6 +59,7 @@ class ToyTokenizer:
         messages: Sequence[Mapping[str, str]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         template_arguments: Mapping[str, object] | None = None,
     ) -> list[int]:

@@ -303,7 +303,11 @@ def encoder_for(http: web.Request, answer: Answer) -> StreamWriter:
     if CONTENT_TYPE in (kind.partition(";")[0].strip() for kind in accepted):
         return BinaryEncoder(answer.generation, model=service.model_name, created=answer.created)
     return ChunkEncoder(
-        answer.generation, service.tokenizer, model=service.model_name, created=answer.created
+        answer.generation,
+        service.tokenizer,
+        model=service.model_name,
+        created=answer.created,
+        usage_so_far=answer.usage if answer.generation.usage_in_chunks else None,
     )
 
 

@@ -43,6 +43,7 @@ class Generation:
         reading: how the text becomes an answer.
         constrained_by: the field that says what the text has to be like; None leaves it free.
         chat, stream, include_usage: the form of the answer.
+        usage_in_chunks: every chunk of a stream counts the tokens so far.
         user: who asks, in the client's words. For the log only.
     """
 
@@ -58,6 +59,7 @@ class Generation:
     chat: bool
     stream: bool
     include_usage: bool
+    usage_in_chunks: bool
     user: str | None
 
     @property
@@ -158,6 +160,7 @@ def plan(
             param="n",
         )
     chat = isinstance(body, ChatBody)
+    prompts = truncated(prompts, body.truncate_prompt_tokens, max_tokens, limits)
     answer_id = prefix + secrets.token_hex(12)
     echo = isinstance(body, CompletionBody) and bool(body.echo)
     sampling = sampling_params(body, tokenizer, limits, top_logprobs)
@@ -207,7 +210,27 @@ def plan(
         chat=chat,
         stream=bool(body.stream),
         include_usage=wants_usage(body.stream_options, stream=bool(body.stream)),
+        usage_in_chunks=bool(body.stream_options and body.stream_options.continuous_usage_stats),
         user=body.user,
+    )
+
+
+def truncated(
+    prompts: tuple[Prompt, ...], keep: int | None, max_tokens: int | None, limits: Limits
+) -> tuple[Prompt, ...]:
+    """The last `keep` tokens of each prompt; -1 keeps what fits together with the output asked."""
+    if keep is None:
+        return prompts
+    within("truncate_prompt_tokens", keep, -1, limits.max_context, default=-1)
+    if keep == 0:
+        raise RequestError(
+            "truncate_prompt_tokens is 0: keep at least 1 token, or send -1 for all that fit",
+            param="truncate_prompt_tokens",
+        )
+    if keep < 0:
+        keep = max(1, limits.max_context - (1 if max_tokens is None else max_tokens))
+    return tuple(
+        prompt if len(prompt.ids) <= keep else Prompt(prompt.ids[-keep:]) for prompt in prompts
     )
 
 
@@ -272,9 +295,14 @@ def wants_usage(options: StreamOptions | None, *, stream: bool) -> bool:
         return False
     if not stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
-    for name in ("include_obfuscation", "continuous_usage_stats"):
-        if getattr(options, name):
-            raise RequestError(
-                f"stream_options.{name} is not supported: leave it out", param="stream_options"
-            )
+    if options.include_obfuscation:
+        raise RequestError(
+            "stream_options.include_obfuscation is not supported: leave it out",
+            param="stream_options",
+        )
+    if options.continuous_usage_stats and not options.include_usage:
+        raise RequestError(
+            "stream_options.continuous_usage_stats needs include_usage to be true",
+            param="stream_options",
+        )
     return bool(options.include_usage)

@@ -22,7 +22,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "early_stopping": (False,),
         "typical_p": (1,),
         "prompt_logprobs": (),
-        "truncate_prompt_tokens": (),
         "thinking_token_budget": (),
         # Form of the answer.
         "suffix": ("",),

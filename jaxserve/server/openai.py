@@ -24,7 +24,8 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         include_usage: end with a chunk that counts the tokens.
-        include_obfuscation, continuous_usage_stats: not supported, may be false.
+        continuous_usage_stats: and have the count so far in every chunk.
+        include_obfuscation: not supported, may be false.
     """
 
     include_usage: bool | None = None
@@ -178,6 +179,7 @@ class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     logprobs: Int | None = None
     echo: bool | None = None
+    truncate_prompt_tokens: Int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, object] | str | None = None
@@ -237,6 +239,8 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     guided_decoding_backend: str | None = None
     skip_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    truncate_prompt_tokens: Int | None = None
     chat_template_kwargs: dict[str, object] | None = None
     cache_salt: str | None = None
     service_tier: str | None = None

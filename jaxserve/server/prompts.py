@@ -94,9 +94,17 @@ def chat_prompt(
     """
     if not body.messages:
         raise RequestError("messages is missing or empty: send at least one", param="messages")
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other: the answer goes "
+            "on with the last message, or begins a turn of its own",
+            param="continue_final_message",
+        )
     ids = tokenizer.encode_chat(
         plain_messages(body.messages, with_tools="tools" in tokenizer.template_variables),
-        add_generation_prompt=body.add_generation_prompt is not False,
+        add_generation_prompt=body.add_generation_prompt is not False and not continues,
+        continue_final_message=continues,
         tools=tools,
         template_arguments=template_arguments(body, tokenizer),
     )

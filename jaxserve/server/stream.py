@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from jaxserve.server.calls import call_deltas
@@ -39,13 +41,22 @@ class ChunkEncoder:
     content_type = EVENTS
 
     def __init__(
-        self, generation: Generation, tokenizer: Tokenizer, *, model: str, created: int
+        self,
+        generation: Generation,
+        tokenizer: Tokenizer,
+        *,
+        model: str,
+        created: int,
+        usage_so_far: Callable[[], Usage] | None = None,
     ) -> None:
+        """`usage_so_far` is for chunks that have to tell it."""
         self._generation = generation
         self._tokenizer = tokenizer
         self._model = model
         self._created = created
+        self._usage: Usage | msgspec.UnsetType | None
         self._usage = None if generation.include_usage else msgspec.UNSET
+        self._usage_so_far = usage_so_far
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def begin(self) -> bytes:
@@ -55,6 +66,8 @@ class ChunkEncoder:
     def delta(self, index: int, delta: Delta) -> bytes:
         """The event for a choice's next piece; for its first one of a chat, two."""
         role = b""
+        if self._usage_so_far is not None:
+            self._usage = self._usage_so_far()
         if index not in self._around:
             head, _, tail = self._full(index, Delta(PLACE, (), None)).partition(encode(PLACE))
             self._around[index] = head, tail
@@ -62,7 +75,7 @@ class ChunkEncoder:
                 role = self._chat_chunk(index, ChatDelta("assistant", ""), NOTHING)
         if delta.reasoning or delta.calls:
             return role + self._parts(index, delta)
-        if delta.scored or delta.finish_reason is not None:
+        if delta.scored or delta.finish_reason is not None or self._usage_so_far is not None:
             return role + self._full(index, delta)
         head, tail = self._around[index]
         return b"%b%b%b%b" % (role, head, encode(delta.text), tail)

@@ -33,6 +33,7 @@ class Tokenizer(Protocol):
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         template_arguments: Mapping[str, object] = ...,
     ) -> list[int]: ...
@@ -69,6 +70,7 @@ class BareIds:
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         template_arguments: Mapping[str, object] | None = None,
     ) -> list[int]:
