@@ -23,6 +23,7 @@ from checkpoints import (
     open_checkpoint,
 )
 from jaxserve.cards import Dtype, find_card
+from jaxserve.chat.flags import add_chat
 from jaxserve.config import EngineConfig, ServerConfig, encode_engine_config
 from jaxserve.config_file import effective_config, use_config_file
 from jaxserve.errors import ConfigError, JaxserveError
@@ -87,6 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_generate(
         _add_command(commands, "generate", "answer a file of prompts, without a server", generate)
     )
+    add_chat(_add_command(commands, "chat", "converse with a model on the terminal", chat))
     add_model(_add_command(commands, "pull", "fetch or convert a model into the store", run_pull))
     _add_command(commands, "models", "list the models known and the models pulled", run_models)
     add_plan(_add_command(commands, "plan", "what a card can serve, and how fast", run_plan))
@@ -172,6 +174,12 @@ def run_serve(flags: argparse.Namespace) -> int:
 def run_config(flags: argparse.Namespace) -> int:
     print(effective_config(flags.command, flags), end="")
     return 0
+
+
+def chat(flags: argparse.Namespace) -> int:
+    from jaxserve.chat.command import run_chat
+
+    return run_chat(flags)
 
 
 def generate(flags: argparse.Namespace) -> int:

@@ -189,6 +189,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # Clients of a server.
     "jaxserve.token_stream": (),
     "jaxserve.client": ("jaxserve.client", "jaxserve.errors", "jaxserve.token_stream"),
+    "jaxserve.child": ("jaxserve.errors",),
+    "jaxserve.chat": (
+        "checkpoints",
+        "jaxserve.chat",
+        "jaxserve.child",
+        "jaxserve.client",
+        "jaxserve.errors",
+        "jaxserve.flags",
+        "jaxserve.token_stream",
+    ),
     # An engine in this process: what the server asks of it, without the server.
     "jaxserve.offline": (
         *TYPES,

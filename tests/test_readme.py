@@ -6,6 +6,7 @@ import ast
 import importlib
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -80,7 +81,7 @@ def test_every_python_snippet_imports_what_there_is():
     ],
 )
 def test_every_jaxserve_command_parses(line):
-    make_parser().parse_args(line.split())
+    make_parser().parse_args(shlex.split(line))
 
 
 def test_every_file_the_readme_names_exists():

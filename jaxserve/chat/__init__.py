@@ -1,0 +1,1 @@
+"""`jaxserve chat`: a conversation on a terminal, over HTTP."""
