@@ -91,10 +91,11 @@ class Sequence:
 
     @property
     def wants_token(self) -> bool:
-        """Whether it may still draw: its last token needs no step of its own."""
+        """Whether it may still draw: its last token needs no step of its own. One for no tokens
+        draws once all the same, for that computes the end of its prompt."""
         request = self.request
         drawn = len(self.tokens) + self.num_unseen - len(request.prompt_ids)
-        return drawn < request.sampling.max_tokens and not self.finished
+        return drawn < (request.sampling.max_tokens or 1) and not self.finished
 
 
 class Span(msgspec.Struct, frozen=True):

@@ -26,6 +26,21 @@ both_loops = pytest.mark.parametrize("look_ahead", [True, False], ids=["look-ahe
 # Requests in and out.
 
 
+@both_loops
+@pytest.mark.parametrize("prefix_reuse", [True, False])
+@pytest.mark.parametrize("num_prompt", [1, 4, 5, 8, 9, 32, 33])
+def test_a_prompt_whose_last_token_is_computed_by_itself_ends_without_a_token(
+    num_prompt, prefix_reuse, look_ahead
+):
+    """What is left of it after a chunk, or after what is cached, looks like a decode."""
+    engine = ToyEngine(token_budget=8, look_ahead=look_ahead, prefix_reuse=prefix_reuse)
+    prompt = make_request("a", num_prompt, 3).prompt_ids
+    asked = {name: Request(name, prompt, SamplingParams(n)) for name, n in [("a", 3), ("b", 0)]}
+    serve(engine, *asked.values())
+    serve(engine, make_request("alone", num_prompt, 0))
+    assert [e.finish_reason for e in engine.events["b"]] == ["length"]
+
+
 @pytest.mark.parametrize(
     ("num_prompt", "max_tokens", "needed", "limit"),
     [(150, 1, 151, 128), (100, 100, 200, 128), (128, 1, 129, 128), (1, 128, 129, 128)],

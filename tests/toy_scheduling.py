@@ -211,7 +211,7 @@ class ToyEngine:
             assert span.stop <= len(sequence.pages) * scheduler.pool.page_size
             book.num_computed = span.stop
             book.num_drawn += span.draws
-            assert book.num_drawn <= sequence.request.sampling.max_tokens
+            assert book.num_drawn <= max(1, sequence.request.sampling.max_tokens)
 
     def _check_oldest(self, spans: tuple[Span, ...]) -> None:
         oldest = self.scheduler.running[0] if self.scheduler.running else None
