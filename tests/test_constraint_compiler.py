@@ -1,0 +1,105 @@
+"""Constraints compiled beside the engine: who is let in, who is dropped, who is refused."""
+
+from __future__ import annotations
+
+import queue
+from types import SimpleNamespace
+
+import pytest
+from constraint_toys import constrained, grammars
+from engines import make_engine, request
+from text_toys import byte_level, metaspace
+
+from jaxserve.constraint_compiler import Compiled, ConstraintCompiler
+from jaxserve.errors import RequestError
+from jaxserve.frames import Abort, Events, Submit
+from jaxserve.grammar import KEPT, Grammars
+from jaxserve.request import Constraint
+from jaxserve.worker import Worker
+
+GOOD, BAD = Constraint("regex", "[ab]{3}"), Constraint("regex", "(")
+TIMEOUT = 20.0
+
+
+def test_each_request_gets_a_matcher_of_its_own():
+    done: queue.SimpleQueue[Compiled] = queue.SimpleQueue()
+    compiler = ConstraintCompiler(grammars(), done.put)
+    for name in "abc":
+        compiler.add(constrained(name, GOOD), came=1.0)
+    results = [done.get(timeout=TIMEOUT) for _ in "abc"]
+    assert {each.request.request_id for each in results} == set("abc")
+    assert len({id(each.result) for each in results}) == 3
+    assert all(compiler.take(name) for name in "abc")
+    assert not compiler.take("a")
+
+
+class Link:
+    """The worker's side of the socket, without one."""
+
+    def __init__(self) -> None:
+        self.inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self.sent: list = []
+
+    def send(self, frame) -> None:
+        self.sent.append(frame)
+
+
+def make_worker() -> tuple[Worker, Link]:
+    link = Link()
+    engine = make_engine("llama-untied")
+    return Worker(engine, grammars(), link, SimpleNamespace(count=0)), link
+
+
+def run(worker: Worker, link: Link, count: int) -> list:
+    """Take so many compiled constraints, then run to the end. Every event."""
+    for _ in range(count):
+        worker._act(*link.inbox.get(timeout=TIMEOUT))
+    link.inbox.put(None)
+    engine = worker._engine
+    while engine.has_work:
+        if events := engine.step():
+            link.send(Events(tuple(events)))
+    return [event for frame in link.sent for event in frame.events]
+
+
+def test_a_worker_serves_free_and_constrained_requests_and_refuses_what_is_no_good():
+    worker, link = make_worker()
+    asked = (constrained("good", GOOD), request("free", [1, 2], 3), constrained("bad", BAD))
+    worker._act(Submit(asked), 0.0)
+    events = run(worker, link, 2)
+    (refused,) = [event for event in events if event.request_id == "bad"]
+    assert (refused.token_id, refused.refusal) == (None, "impossible")
+    assert "the regular expression cannot be used" in refused.message
+    ends = {e.request_id: e.finish_reason for e in events if e.finish_reason is not None}
+    assert ends == {"good": "stop", "free": "length", "bad": "error"}
+
+
+def test_a_request_dropped_while_it_is_compiled_leaves_nothing_behind():
+    worker, link = make_worker()
+    worker._act(Submit((constrained("left", GOOD), constrained("stays", GOOD))), 0.0)
+    worker._act(Abort(("left", "unknown")), 0.0)
+    events = run(worker, link, 2)
+    assert {event.request_id for event in events} == {"stays"}
+    assert worker._engine.scheduler.pool.num_live == 0
+
+
+@pytest.mark.parametrize(
+    "made, words",
+    [
+        (Grammars(None, vocab_size=320, eos_ids=(1,)), "no tokenizer"),
+        (Grammars(byte_level().to_str(), vocab_size=320, eos_ids=()), "no end token"),
+        (Grammars(byte_level().to_str(), vocab_size=100, eos_ids=(1,)), "not supported"),
+        (Grammars(metaspace().to_str(), vocab_size=320, eos_ids=(1,)), "not supported"),
+    ],
+)
+def test_a_model_whose_tokenizer_will_not_do_says_so(made, words):
+    for _ in range(2):
+        with pytest.raises(RequestError, match=words):
+            made.matcher(GOOD)
+
+
+def test_only_so_many_compiled_constraints_are_kept():
+    made = Grammars(byte_level().to_str(), vocab_size=320, eos_ids=(275,))
+    for i in range(KEPT + 5):
+        made.matcher(Constraint("regex", f"a{{{i + 1}}}"))
+    assert len(made._compiled) == KEPT
