@@ -304,6 +304,24 @@ def test_usage_comes_last_and_only_when_asked_for(server, chat):
     assert len(ids) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_ids_of_prompts_and_choices_come_if_asked_for(server, stream):
+    def ids(reply, index):
+        return [t for choice in reply.choices(index) for t in choice.get("token_ids", [])]
+
+    reply = server.complete(["ab", "c"], n=2, stream=stream, return_token_ids=True)
+    for index, prompt in enumerate((b"ab", b"ab", b"c", b"c")):
+        assert ids(reply, index) == [*prompt, EOS]
+        first, *others = reply.choices(index)
+        assert first["prompt_token_ids"] == [*prompt]
+        assert not any("prompt_token_ids" in choice for choice in others)
+    reply = server.chat("ab", n=2, stream=stream, return_token_ids=True)
+    assert [ids(reply, index) for index in range(2)] == [[*b"ab>", EOS]] * 2
+    whole = reply.events[0] if stream else reply.json
+    assert whole["prompt_token_ids"] == [*b"ab>"]
+    assert b"token_ids" not in server.chat("ab", stream=stream).body
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_every_chunk_can_count_the_tokens_so_far(server, chat):
     ask = server.chat if chat else server.complete

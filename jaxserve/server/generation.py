@@ -43,6 +43,7 @@ class Generation:
         reading: how the text becomes an answer.
         constrained_by: the field that says what the text has to be like; None leaves it free.
         chat, stream, include_usage: the form of the answer.
+        return_token_ids: the answer has the ids of prompts and choices, too.
         usage_in_chunks: every chunk of a stream counts the tokens so far.
         user: who asks, in the client's words. For the log only.
     """
@@ -59,6 +60,7 @@ class Generation:
     chat: bool
     stream: bool
     include_usage: bool
+    return_token_ids: bool
     usage_in_chunks: bool
     user: str | None
 
@@ -210,6 +212,7 @@ def plan(
         chat=chat,
         stream=bool(body.stream),
         include_usage=wants_usage(body.stream_options, stream=bool(body.stream)),
+        return_token_ids=bool(body.return_token_ids),
         usage_in_chunks=bool(body.stream_options and body.stream_options.continuous_usage_stats),
         user=body.user,
     )

@@ -31,7 +31,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "verbosity": ("medium",),
         "spaces_between_special_tokens": (True,),
         "return_tokens_as_token_ids": (False,),
-        "return_token_ids": (False,),
         "detokenize": (True,),
         "echo": (False,),
         # Tools.

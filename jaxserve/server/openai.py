@@ -189,6 +189,7 @@ class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
     skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
     cache_salt: str | None = None
     service_tier: str | None = None
     priority: Int | None = None
@@ -238,6 +239,7 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
     skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     truncate_prompt_tokens: Int | None = None

@@ -69,12 +69,15 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
-    """Also the choice of a chunk: the two look the same."""
+    """Also the choice of a chunk: the two look the same. Ids come if they are asked for; those of
+    the prompt with the first chunk."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: AnswerEnd | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -117,6 +120,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: AnswerEnd | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
@@ -125,6 +129,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
 
 
@@ -155,6 +160,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: AnswerEnd | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
@@ -163,6 +169,7 @@ class ChatChunk(msgspec.Struct, frozen=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from jaxserve.server.calls import whole_calls
 from jaxserve.server.choice import Delta
@@ -29,6 +30,7 @@ def join(deltas: Sequence[Delta]) -> Delta:
         finish_reason=deltas[-1].finish_reason,
         reasoning="".join(delta.reasoning for delta in deltas),
         calls=tuple(piece for delta in deltas for piece in delta.calls),
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
     )
 
 
@@ -49,8 +51,16 @@ def whole_answer(
             chat_choice(i, choice, tokenizer, top, short_ids=short_ids)
             for i, choice in enumerate(choices)
         ]
-        return ChatCompletion(generation.answer_id, created, model, turns, usage)
+        prompt_ids: tuple[int, ...] | UnsetType = UNSET
+        if generation.return_token_ids:
+            prompt_ids = generation.prompts[0].ids
+            turns = [
+                replace(turn, token_ids=c.token_ids) for turn, c in zip(turns, choices, strict=True)
+            ]
+        return ChatCompletion(generation.answer_id, created, model, turns, usage, prompt_ids)
     texts = [completion_choice(i, choice, tokenizer, top) for i, choice in enumerate(choices)]
+    if generation.return_token_ids:
+        texts = [with_ids(text, c, generation) for text, c in zip(texts, choices, strict=True)]
     return Completion(generation.answer_id, created, model, texts, usage)
 
 
@@ -76,3 +86,12 @@ def completion_choice(
     """One choice of a completion, or of one of its chunks."""
     scores = None if top is None else completion_logprobs(choice.scored, tokenizer, top)
     return CompletionChoice(index, choice.text, scores, choice.finish_reason)
+
+
+def with_ids(
+    said: CompletionChoice, choice: Delta, generation: Generation, *, first: bool = True
+) -> CompletionChoice:
+    """The same with the ids of its tokens, and those of its prompt if it is the first chunk."""
+    prompt = generation.prompts[said.index // generation.choices_per_prompt]
+    prompt_ids = prompt.ids if first else UNSET
+    return replace(said, token_ids=choice.token_ids, prompt_token_ids=prompt_ids)
