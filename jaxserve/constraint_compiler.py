@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from llguidance import LLMatcher
 from jaxserve.errors import RequestError
 from jaxserve.grammar import Grammars
 from jaxserve.request import Request
+
+logger = logging.getLogger("jaxserve.worker")
 
 THREADS = 2
 
@@ -62,4 +65,7 @@ class ConstraintCompiler:
             result = self._grammars.matcher(constraint)
         except RequestError as error:
             result = error
+        except Exception:  # a fault of the library's: whoever asked still gets an answer
+            logger.exception("a %s could not be compiled", constraint.kind)
+            result = RequestError("the constraint cannot be used: compiling it failed")
         self._done(Compiled(request, came, result))

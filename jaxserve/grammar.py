@@ -112,7 +112,8 @@ def fault_within(matcher: LLMatcher) -> str:
     """What goes wrong within the first steps; "" if nothing does."""
     matcher.compute_bitmask()
     if matcher.is_stopped() and not matcher.is_accepting():
-        return matcher.get_error() or "nothing satisfies it"
+        error = matcher.get_error()
+        return "nothing satisfies it" if error.startswith("NoExtension") else error
     probe = matcher.deep_copy()
     for step in range(PROBED):
         started = time.thread_time()

@@ -83,6 +83,17 @@ def test_a_request_dropped_while_it_is_compiled_leaves_nothing_behind():
     assert worker._engine.scheduler.pool.num_live == 0
 
 
+def test_a_fault_of_the_compiler_is_an_answer_too():
+    class Broken:
+        def matcher(self, constraint):
+            raise MemoryError
+
+    done: queue.SimpleQueue[Compiled] = queue.SimpleQueue()
+    ConstraintCompiler(Broken(), done.put).add(constrained("a", GOOD), came=1.0)
+    result = done.get(timeout=TIMEOUT).result
+    assert isinstance(result, RequestError) and "compiling it failed" in str(result)
+
+
 @pytest.mark.parametrize(
     "made, words",
     [

@@ -211,6 +211,7 @@ def doubling(depth: int) -> str:
     return "".join(f"r{i}: r{i + 1} r{i + 1}\n" for i in range(1, depth))
 
 
+NEVER = Constraint("lark", "start: /[a&&b]/")
 BAD = {
     "no JSON": Constraint("json_schema", "{"),
     "no schema": Constraint("json_schema", "3"),
@@ -240,6 +241,14 @@ BAD = {
 @pytest.mark.parametrize("constraint", BAD.values(), ids=BAD)
 def test_a_constraint_that_is_no_good_is_refused_in_words(constraint):
     with pytest.raises(RequestError, match=r"^the (schema|regular expression|grammar) cannot be"):
+        grammars().matcher(constraint)
+
+
+@pytest.mark.parametrize(
+    "constraint", [schema({"$ref": "#"}), Constraint("lark", "start: start"), NEVER]
+)
+def test_a_constraint_that_nothing_satisfies_is_refused_for_that(constraint):
+    with pytest.raises(RequestError, match="nothing satisfies it"):
         grammars().matcher(constraint)
 
 
