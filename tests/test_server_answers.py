@@ -4,7 +4,7 @@ import hashlib
 import itertools
 
 import pytest
-from toy_server import running_server, sse_lines, strict_json
+from toy_server import refusal, running_server, sse_lines, strict_json
 from toy_worker import EOS, VOCAB_SIZE
 
 KLMNOPQRS = [ord("K"), 257, ord("N"), 258, ord("Q"), ord("R"), ord("S")]  # K|LM|N|OP|Q|R|S
@@ -302,6 +302,33 @@ def test_usage_comes_last_and_only_when_asked_for(server, chat):
     assert counted[-1]["usage"] == ask("ab").json["usage"]
     ids = {(event["id"], event["created"], event["model"]) for event in counted}
     assert len(ids) == 1
+
+
+def test_log_probabilities_of_a_prompt_come_if_asked_for(server):
+    """The toy's: of each token -1/8 of its id, and of token 7 nothing."""
+    low = {"logprob": -9999.0, "rank": 2, "decoded_token": "\x07"}
+
+    def expected(prompt, top):
+        own = [
+            {str(t): {"logprob": -t / 8, "rank": 1, "decoded_token": chr(t)}} for t in prompt[1:]
+        ]
+        return [None, *(each | ({"7": low} if top > 1 else {}) for each in own)]
+
+    for top in (0, 1, 2, 20):
+        reply = server.complete(["abc", "d"], n=2, prompt_logprobs=top)
+        for index, prompt in enumerate((b"abc", b"abc", b"d", b"d")):
+            (choice,) = reply.choices(index)
+            assert choice["prompt_logprobs"] == expected(prompt, top)
+        assert server.chat("ab", prompt_logprobs=top).json["prompt_logprobs"] == expected(
+            b"ab>", top
+        )
+    both = server.complete("ab", prompt_logprobs=2, echo=True, logprobs=1, max_tokens=0)
+    assert both.choices(0)[0]["prompt_logprobs"] == expected(b"ab", 2)
+    assert [len(t or ()) for t in both.choices(0)[0]["logprobs"]["top_logprobs"]] == [0, 1]
+    assert b"prompt_logprobs" not in server.complete("ab").body
+    for bad in ({"prompt_logprobs": 21}, {"prompt_logprobs": -1}):
+        refusal(server.complete("ab", **bad), "prompt_logprobs")
+    refusal(server.complete("ab", prompt_logprobs=1, stream=True), "prompt_logprobs")
 
 
 @pytest.mark.parametrize("stream", [False, True])

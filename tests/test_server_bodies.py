@@ -142,7 +142,6 @@ def test_null_is_the_same_as_absent(server):
         ("parallel_tool_calls", [True, False], []),
         ("suffix", [""], ["tail"]),
         ("best_of", [1], [2]),
-        ("prompt_logprobs", [], [0]),
         ("store", [False], [True]),
         ("typical_p", [1], [0.5]),
     ],

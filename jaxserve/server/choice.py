@@ -44,6 +44,7 @@ class Delta:
         reasoning: to append to the thoughts.
         calls: pieces of calls of functions.
         token_ids: all tokens behind it.
+        prompt_logprobs: on the first delta, if asked for.
     """
 
     text: str
@@ -52,6 +53,7 @@ class Delta:
     reasoning: str = ""
     calls: tuple[CallDelta, ...] = ()
     token_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
 class Choice:
@@ -93,6 +95,7 @@ class Choice:
         self._offset = len(self._parsed.content)
         self._scored: list[ScoredToken] = []
         self._token_ids: list[int] = []
+        self._prompt_logprobs: tuple[PromptLogprob, ...] = ()
         self._ended = False
         self.num_tokens = 0
         self.num_reasoning = 0
@@ -114,6 +117,7 @@ class Choice:
         if self.finish_reason is not None:
             return False  # tokens that were on their way when a stop string matched
         self.num_cached += event.num_cached
+        self._prompt_logprobs += event.prompt_logprobs
         if self._scores and self._prompt_ids:
             self._scored += self._score_prompt(event.prompt_logprobs)
             self._prompt_ids = ()
@@ -149,8 +153,10 @@ class Choice:
             parsed.reasoning,
             tuple(parsed.calls),
             tuple(self._token_ids),
+            self._prompt_logprobs,
         )
         self._token_ids.clear()
+        self._prompt_logprobs = ()
         self._parsed = Parsed()
         self._scored.clear()
         self._ended = ended

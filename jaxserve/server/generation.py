@@ -43,6 +43,7 @@ class Generation:
         reading: how the text becomes an answer.
         constrained_by: the field that says what the text has to be like; None leaves it free.
         chat, stream, include_usage: the form of the answer.
+        prompt_logprobs: alternatives wanted for each token of the prompts; None wants none of it.
         return_token_ids: the answer has the ids of prompts and choices, too.
         usage_in_chunks: every chunk of a stream counts the tokens so far.
         user: who asks, in the client's words. For the log only.
@@ -60,6 +61,7 @@ class Generation:
     chat: bool
     stream: bool
     include_usage: bool
+    prompt_logprobs: int | None
     return_token_ids: bool
     usage_in_chunks: bool
     user: str | None
@@ -179,6 +181,14 @@ def plan(
         reading = PLAIN  # nor for thoughts
     if echo:
         sampling = replace(sampling, prompt_logprobs=top_logprobs)
+    if body.prompt_logprobs is not None:
+        within("prompt_logprobs", body.prompt_logprobs, 0, MAX_TOP_LOGPROBS, default=0)
+        if body.stream:
+            raise RequestError(
+                "prompt_logprobs cannot be streamed: leave it or stream out",
+                param="prompt_logprobs",
+            )
+        sampling = replace(sampling, prompt_logprobs=MAX_TOP_LOGPROBS)  # for the ranks
     seeds = choice_seeds(body.seed, len(prompts), n)
     ask = Request(
         "",
@@ -212,6 +222,7 @@ def plan(
         chat=chat,
         stream=bool(body.stream),
         include_usage=wants_usage(body.stream_options, stream=bool(body.stream)),
+        prompt_logprobs=body.prompt_logprobs,
         return_token_ids=bool(body.return_token_ids),
         usage_in_chunks=bool(body.stream_options and body.stream_options.continuous_usage_stats),
         user=body.user,

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxserve.request import PromptLogprob
 from jaxserve.server.choice import ScoredToken
-from jaxserve.server.replies import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from jaxserve.server.replies import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprobs,
+    PromptToken,
+    TokenLogprob,
+    TopLogprob,
+)
 from jaxserve.server.text import Tokenizer
 
 LOWEST_LOGPROB = -9999.0
@@ -59,6 +67,25 @@ def chat_logprobs(scored: Sequence[ScoredToken], tokenizer: Tokenizer, top: int)
         ]
         content.append(TokenLogprob(own.token, own.logprob, own.bytes, others))
     return ChatLogprobs(content)
+
+
+def prompt_logprobs(
+    ids: Sequence[int], scores: Sequence[PromptLogprob], tokenizer: Tokenizer, top: int
+) -> PromptLogprobs:
+    """Of a prompt: `top` alternatives in every place, plus the token itself."""
+    found: PromptLogprobs = [None]
+    for token_id, score in zip(ids[1:], scores, strict=True):
+        ranks = {other: rank for rank, (other, _) in enumerate(score.top_logprobs, 1)}
+        known = dict(score.top_logprobs[:top]) | {token_id: score.logprob}
+        found.append(
+            {
+                str(other): PromptToken(
+                    finite(logprob), ranks.get(other), token_text(tokenizer.token_bytes(other))
+                )
+                for other, logprob in known.items()
+            }
+        )
+    return found
 
 
 def _chosen(item: ScoredToken) -> tuple[int, float]:

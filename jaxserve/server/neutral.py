@@ -21,7 +21,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "use_beam_search": (False,),
         "early_stopping": (False,),
         "typical_p": (1,),
-        "prompt_logprobs": (),
         "thinking_token_budget": (),
         # Form of the answer.
         "suffix": ("",),

@@ -190,6 +190,7 @@ class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     guided_decoding_backend: str | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: Int | None = None
     cache_salt: str | None = None
     service_tier: str | None = None
     priority: Int | None = None
@@ -240,6 +241,7 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     guided_decoding_backend: str | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: Int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     truncate_prompt_tokens: Int | None = None

@@ -68,6 +68,19 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class PromptToken(msgspec.Struct, frozen=True):
+    """A token in its place of a prompt. `rank` is 1 for the likeliest one there, null for one
+    beyond the likeliest that are known."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]
+"""For each token of a prompt, ids of it and of those likelier there; null for the first."""
+
+
 class CompletionChoice(msgspec.Struct, frozen=True):
     """Also the choice of a chunk: the two look the same. Ids come if they are asked for; those of
     the prompt with the first chunk."""
@@ -78,6 +91,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     finish_reason: AnswerEnd | None
     token_ids: tuple[int, ...] | UnsetType = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -130,6 +144,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
 
 

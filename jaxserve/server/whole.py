@@ -10,13 +10,14 @@ from msgspec.structs import replace
 from jaxserve.server.calls import whole_calls
 from jaxserve.server.choice import Delta
 from jaxserve.server.generation import Generation
-from jaxserve.server.logprobs import chat_logprobs, completion_logprobs
+from jaxserve.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from jaxserve.server.replies import (
     ChatChoice,
     ChatCompletion,
     ChatMessage,
     Completion,
     CompletionChoice,
+    PromptLogprobs,
     Usage,
 )
 from jaxserve.server.text import Tokenizer
@@ -30,6 +31,7 @@ def join(deltas: Sequence[Delta]) -> Delta:
         finish_reason=deltas[-1].finish_reason,
         reasoning="".join(delta.reasoning for delta in deltas),
         calls=tuple(piece for delta in deltas for piece in delta.calls),
+        prompt_logprobs=tuple(score for delta in deltas for score in delta.prompt_logprobs),
         token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
     )
 
@@ -57,11 +59,30 @@ def whole_answer(
             turns = [
                 replace(turn, token_ids=c.token_ids) for turn, c in zip(turns, choices, strict=True)
             ]
-        return ChatCompletion(generation.answer_id, created, model, turns, usage, prompt_ids)
+        scores: PromptLogprobs | UnsetType = UNSET
+        if generation.prompt_logprobs is not None:
+            scores = prompt_scores(0, choices[0], generation, tokenizer)
+        return ChatCompletion(
+            generation.answer_id, created, model, turns, usage, prompt_ids, scores
+        )
     texts = [completion_choice(i, choice, tokenizer, top) for i, choice in enumerate(choices)]
     if generation.return_token_ids:
         texts = [with_ids(text, c, generation) for text, c in zip(texts, choices, strict=True)]
+    if generation.prompt_logprobs is not None:
+        texts = [
+            replace(text, prompt_logprobs=prompt_scores(text.index, c, generation, tokenizer))
+            for text, c in zip(texts, choices, strict=True)
+        ]
     return Completion(generation.answer_id, created, model, texts, usage)
+
+
+def prompt_scores(
+    index: int, choice: Delta, generation: Generation, tokenizer: Tokenizer
+) -> PromptLogprobs:
+    """Log-probabilities of a choice's prompt, which the client has asked for."""
+    prompt = generation.prompts[index // generation.choices_per_prompt]
+    top = generation.prompt_logprobs or 0
+    return prompt_logprobs(prompt.ids, choice.prompt_logprobs, tokenizer, top)
 
 
 def chat_choice(
