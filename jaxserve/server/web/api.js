@@ -3,6 +3,7 @@
 import { byId } from "./dom.js";
 
 const KEY = "jaxserve-key";
+const KEPT = "It stays in this tab and is sent to this server alone.";
 
 /** What went wrong, for a person. */
 export class Failure extends Error {
@@ -22,7 +23,7 @@ function askForKey(why) {
   asking ??= new Promise((resolve) => {
     const dialog = byId("key-dialog");
     const form = byId("key-form");
-    if (why) byId("key-why").textContent = `The server says: ${why}.`;
+    byId("key-why").textContent = why ? `The server says: ${why}.` : KEPT;
     const done = new AbortController();
     const close = (given) => {
       declined = !given;
