@@ -150,10 +150,7 @@ class WorkerClient:
             self._writer.write(encode_frame(Abort(live)))
 
     def end(self, inbox: Inbox) -> None:
-        """Abort what still runs; whoever reads this inbox is told, and answers with what there is.
-
-        Ids that have finished are fine.
-        """
+        """Abort what still runs; whoever reads this inbox is told, and answers with what there is."""
         live = tuple(inbox.open_ids)
         self.abort(inbox, live)
         for request_id in live:
