@@ -115,9 +115,9 @@ def test_refusals_are_those_since_the_sample_before(metrics, clock):
     assert not any(newest(log).refused.values())
 
 
-def times(metrics, seconds, now):
+def times(metrics, seconds, now, promised=True):
     """A request whose first token took so long, and its second one as long again."""
-    timeline = Timeline(now - 2 * seconds, now - 2 * seconds)
+    timeline = Timeline(now - 2 * seconds, now - 2 * seconds, promised=promised)
     metrics.token(timeline, now - seconds)
     metrics.token(timeline, now)
     metrics.finished(timeline)
@@ -136,6 +136,24 @@ def test_the_tail_is_of_the_promised_percentile(metrics, clock, percentile, tail
     sample = newest(log)
     assert (sample.ttft_p50, sample.ttft_tail) == pytest.approx((0.05, tail / 1000))
     assert (sample.tpot_p50, sample.tpot_tail) == pytest.approx((0.05, tail / 1000))
+
+
+def test_the_batch_class_was_promised_nothing(metrics, clock):
+    log = History(metrics)
+    times(metrics, 0.1, clock.now)
+    times(metrics, 50.0, clock.now, promised=False)
+    log.sample()
+    assert newest(log).ttft_tail == newest(log).tpot_tail == pytest.approx(0.1)
+    assert b"jaxserve_time_to_first_token_seconds_count 2.0" in metrics.text()
+
+
+def test_a_flexible_request_s_times_are_not_held_against_the_promise():
+    with running_server() as server:
+        metrics = server.service.client.metrics
+        assert server.complete("abc", service_tier="flex").status == 200
+        assert math.isnan(metrics.ttft.percentile(95, 0.0))
+        assert server.complete("abc").status == 200
+        assert metrics.ttft.percentile(95, 0.0) > 0
 
 
 def test_several_percentiles_are_those_asked_for_one_by_one():

@@ -132,7 +132,12 @@ class WorkerClient:
         if self.ready is None or self._writer is None:
             raise EngineStopped("no worker is ready")
         now = perf_counter()
-        timelines = {request.request_id: Timeline(arrived, now) for request in requests}
+        timelines = {
+            request.request_id: Timeline(
+                arrived, now, promised=request.service_class == "interactive"
+            )
+            for request in requests
+        }
         inbox = Inbox(timelines)
         for name, timeline in timelines.items():
             self._waiters[name] = Waiter(inbox, timeline)
@@ -150,7 +155,7 @@ class WorkerClient:
             self._writer.write(encode_frame(Abort(live)))
 
     def end(self, inbox: Inbox) -> None:
-        """Abort what still runs; whoever reads this inbox is told, and answers with what there is."""
+        """Abort what still runs. Whoever reads the inbox is told; the answer is what there is."""
         live = tuple(inbox.open_ids)
         self.abort(inbox, live)
         for request_id in live:

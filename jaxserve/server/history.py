@@ -32,8 +32,9 @@ class Sample(msgspec.Struct, frozen=True):
 
     Attributes:
         time: Unix time; it never goes back while the server runs.
-        ttft_p50, tpot_p50: medians of the last minute, in seconds. ttft_tail, tpot_tail: what the
-            promised percentile did not exceed, USUAL_TAIL where nothing is promised.
+        ttft_p50, tpot_p50: medians of the last minute without the batch class, in seconds.
+        ttft_tail, tpot_tail: what the promised percentile did not exceed, USUAL_TAIL where nothing
+            is promised.
         running, waiting: sequences with and without pages. running_limit: 0 is none but memory.
         pages_live, pages_cached, pages_free: together all there are.
         prompt_rate, output_rate: prompt tokens computed, and tokens generated, per second.

@@ -59,13 +59,15 @@ class Timeline:
         admitted: the worker let it run.
         first, last: its first and newest tokens came from the worker.
         num_tokens: so far.
+        promised: it is of the class whose times are promised; the batch class waits for the others.
     """
 
-    __slots__ = ("admitted", "arrived", "first", "last", "num_tokens", "submitted")
+    __slots__ = ("admitted", "arrived", "first", "last", "num_tokens", "promised", "submitted")
 
-    def __init__(self, arrived: float, submitted: float) -> None:
+    def __init__(self, arrived: float, submitted: float, *, promised: bool = True) -> None:
         self.arrived = arrived
         self.submitted = submitted
+        self.promised = promised
         self.admitted = self.first = self.last = 0.0
         self.num_tokens = 0
 
@@ -81,7 +83,7 @@ class Metrics:
     Attributes:
         worker: the worker's newest Stats. heard: when they came, in seconds of `perf_counter`.
         promise: what the worker keeps; None while it promises nothing.
-        ttft, tpot: sequences' times of the last minute.
+        ttft, tpot: times of the last minute, of sequences whose times are promised.
         requests: finished HTTP requests by endpoint and outcome.
         broken_streams: those among them whose status said 200 and whose end was an error.
         key_requests: those of each API key by outcome, where keys are asked for.
@@ -207,7 +209,7 @@ class Metrics:
             ("ttft_p95", "p95 time to first token", self.ttft),
             ("tpot_p95", "p95 of sequences' mean time per token after it", self.tpot),
         ):
-            text = f"Exact {text}, of the last minute."
+            text = f"Exact {text}, of the last minute, without the batch class."
             p95 = window.percentile(95, now)
             yield GaugeMetricFamily(f"jaxserve_{name}_seconds", text, value=p95)
 
@@ -232,7 +234,8 @@ class Metrics:
             timeline.admitted = timeline.submitted + queued
             self._queue.observe(timeline.admitted - timeline.arrived)
             self._first_token.observe(now - timeline.arrived)
-            self.ttft.add(now - timeline.arrived, now)
+            if timeline.promised:
+                self.ttft.add(now - timeline.arrived, now)
         else:
             self._between_tokens.observe(now - timeline.last)
         timeline.last = now
@@ -242,7 +245,8 @@ class Metrics:
         """A sequence got its last token."""
         if timeline.num_tokens > 1:
             self._per_token.observe(timeline.per_token)
-            self.tpot.add(timeline.per_token, timeline.last)
+            if timeline.promised:
+                self.tpot.add(timeline.per_token, timeline.last)
 
     def used(self, key: str, prompt_tokens: int, output_tokens: int) -> None:
         """A request of this API key has ended."""

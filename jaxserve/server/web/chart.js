@@ -7,12 +7,12 @@ import { ago } from "./format.js";
 const HEIGHT = 148;
 const MARGIN = { top: 10, right: 10, bottom: 20, left: 54 };
 /** Minutes before now on the time axis. The first that reaches back to the oldest sample is used. */
-const TIME_TICKS = [[2, 1, 0], [4, 2, 0], [8, 4, 0], [15, 10, 5, 0]];
+const TIME_TICKS = [[2, 1, 0], [4, 2, 0], [6, 3, 0], [10, 5, 0], [15, 10, 5, 0]];
 
-/** The least of 1, 2, 2.5, 5 times a power of ten that is not below. */
+/** The least of a few digits times a power of ten that is not below. */
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 2.5, 5, 10].map((step) => step * power).find((step) => step >= value * 0.9999);
+  return [1, 2, 3, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= value * 0.9999);
 }
 
 /** A path through points, broken where there is none. */

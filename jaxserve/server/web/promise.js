@@ -15,7 +15,7 @@ function makeCharts(upper) {
   ];
   return {
     ttft: new Chart({
-      title: "Time to first token", note: "of the last minute's requests",
+      title: "Time to first token", note: "of the last minute's requests, without the batch class",
       series: latency("ttft"), format: milliseconds,
     }),
     tpot: new Chart({
