@@ -16,11 +16,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TextIO
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from checkpoints import DEFAULT_MODEL, default_store_path
+from jaxserve.bench.figures import percentile as percentile
+from jaxserve.bench.figures import rounded as rounded
 
 Value = str | int | float | list[float]
 Point = dict[str, Value]
@@ -99,15 +100,6 @@ def figures(rounds: Sequence[Round]) -> Point:
         "tpot_p50_ms": percentile(tpot, 50),
         "tpot_p95_ms": percentile(tpot, 95),
     }
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    return rounded(float(np.percentile(values, percent)))
-
-
-def rounded(value: float) -> float:
-    """Four significant digits: no benchmark has more."""
-    return float(f"{value:.4g}")
 
 
 def random_prompts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from checkpoints import (
     list_models,
     open_checkpoint,
 )
+from jaxserve.bench.flags import add_bench
 from jaxserve.cards import Dtype, find_card
 from jaxserve.chat.flags import add_chat
 from jaxserve.config import EngineConfig, ServerConfig, encode_engine_config
@@ -89,6 +91,7 @@ def make_parser() -> argparse.ArgumentParser:
         _add_command(commands, "generate", "answer a file of prompts, without a server", generate)
     )
     add_chat(_add_command(commands, "chat", "converse with a model on the terminal", chat))
+    _add_benchmarks(commands)
     add_model(_add_command(commands, "pull", "fetch or convert a model into the store", run_pull))
     _add_command(commands, "models", "list the models known and the models pulled", run_models)
     add_plan(_add_command(commands, "plan", "what a card can serve, and how fast", run_plan))
@@ -110,6 +113,20 @@ def _add_serving(command: argparse.ArgumentParser) -> None:
     add_model(command)
     add_http(command)
     add_engine(command)
+
+
+def _add_benchmarks(commands: Commands[argparse.ArgumentParser]) -> None:
+    text = "how fast a server is under a load, or the engine alone"
+    benchmarks = commands.add_parser("bench", help=text, description=text).add_subparsers(
+        required=True, metavar="BENCHMARK"
+    )
+
+    def make(name: str, help: str) -> argparse.ArgumentParser:
+        command = benchmarks.add_parser(name, help=help, description=help, formatter_class=Help)
+        command.set_defaults(run=partial(bench, name), command=command)
+        return command
+
+    add_bench(make)
 
 
 def _add_command(
@@ -174,6 +191,13 @@ def run_serve(flags: argparse.Namespace) -> int:
 def run_config(flags: argparse.Namespace) -> int:
     print(effective_config(flags.command, flags), end="")
     return 0
+
+
+def bench(name: str, flags: argparse.Namespace) -> int:
+    # Measuring a server takes no engine, and so no jax.
+    alone = name in ("latency", "throughput")
+    module = importlib.import_module(f"jaxserve.bench.{'engine_command' if alone else 'command'}")
+    return int(getattr(module, f"run_{name}")(flags))
 
 
 def chat(flags: argparse.Namespace) -> int:

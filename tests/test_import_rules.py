@@ -150,6 +150,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.simulate": (
         *TYPES,
         "jaxserve.pages",
+        "jaxserve.line_chart",
         "jaxserve.plan",
         "jaxserve.policy",
         "jaxserve.roofline",
@@ -199,6 +200,18 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.flags",
         "jaxserve.token_stream",
     ),
+    "jaxserve.line_chart": ("jaxserve.errors",),
+    "jaxserve.bench": (
+        "jaxserve.bench",
+        "jaxserve.chat.flags",
+        "jaxserve.client",
+        "jaxserve.errors",
+        "jaxserve.flags",
+        "jaxserve.line_chart",
+        "jaxserve.offline",
+        "jaxserve.terminal",
+        "jaxserve.token_stream",
+    ),
     # An engine in this process: what the server asks of it, without the server.
     "jaxserve.offline": (
         *TYPES,
@@ -246,6 +259,7 @@ WITHOUT_JAX = (
     "checkpoints",
     "jaxserve.aot.report",
     "jaxserve.aot.target",
+    "jaxserve.bench.command",
     "jaxserve.cli",
     "jaxserve.client.synchronous",
     "jaxserve.config",

@@ -28,7 +28,7 @@ from jaxserve.simulate import (
     read_trace,
     run,
 )
-from jaxserve.simulate.chart import draw_chart
+from jaxserve.simulate.chart import write_chart
 from jaxserve.simulate.measure import percentile
 from jaxserve.simulate.report import report
 
@@ -200,12 +200,15 @@ def test_the_capacity_is_where_the_promise_still_holds():
     assert find_capacity(bench(count=50), POLICIES["static"]) == 0
 
 
-def test_the_report_has_a_row_for_each_policy_at_each_load_and_the_chart_a_curve():
+def test_the_report_has_a_row_for_each_policy_at_each_load_and_the_chart_a_curve(
+    tmp_path,
+):
     comparison = compare(bench(count=40), POLICIES, loads=(1, 2), capacity=2.0)
     lines = report(comparison).splitlines()
     rows = [line.split("|") for line in lines if line.startswith("| ") and "x |" in line]
     assert Counter(row[3].strip() for row in rows) == dict.fromkeys(POLICIES, 2)
-    svg = ElementTree.fromstring(draw_chart(comparison))
+    write_chart(comparison, tmp_path / "loads.svg")
+    svg = ElementTree.fromstring((tmp_path / "loads.svg").read_text())
     curves = svg.findall(".//{http://www.w3.org/2000/svg}polyline")
     assert [curve.get("id") for curve in curves] == list(POLICIES)
 

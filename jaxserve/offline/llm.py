@@ -40,6 +40,10 @@ class LLM:
     """A model, ready to generate. Close it, or leave its `with` block, to free its memory.
 
     Threads may share one; their calls take turns.
+
+    Attributes:
+        description: of the device and the sizes chosen, for people.
+        vocab_size: V: token ids are in [0, V).
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class LLM:
             eos_ids=checkpoint.config.eos_ids,
         )
         self.description = self._loaded.description
+        self.vocab_size = vocab_size
 
     def generate(
         self,
