@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence as Seq
+from functools import cached_property
 
 import jax
 import numpy as np
@@ -12,6 +13,8 @@ from llguidance.numpy import fill_next_token_bitmask_par
 
 from jaxserve.batch import DeviceState, LogitRules
 
+MAX_THREADS = 16
+
 
 class MaskWriter:
     """Asks matchers what they allow, several at a time."""
@@ -19,7 +22,10 @@ class MaskWriter:
     def __init__(self, state: DeviceState) -> None:
         """Writes into states like this one."""
         self._shape = state.rules.allowed.shape
-        self._threads = LLExecutor(os.cpu_count())
+
+    @cached_property
+    def _threads(self) -> LLExecutor:
+        return LLExecutor(min(os.cpu_count() or 1, MAX_THREADS))
 
     def write(self, state: DeviceState, constrained: Seq[tuple[int, LLMatcher]]) -> DeviceState:
         """The state with the masks of these slots; those of others are lost. Consumes `state`.

@@ -108,13 +108,16 @@ class Scheduler:
     ) -> Refusal | None:
         """Queue a request, unless the policy refuses it now.
 
-        Raises RequestError if it could never finish here.
+        Raises RequestError if it could never finish here, ValueError for a constraint without its
+        matcher.
 
         Args:
             request: it.
             arrived: when it came, by the scheduler's clock; None is now.
             matcher: a new one of its constraint, if it has one. It becomes the scheduler's.
         """
+        if (matcher is None) != (request.sampling.constraint is None):
+            raise ValueError("a constraint and its matcher go together")
         now = self.clock()
         request = with_limit(request, self.policy.max_tokens(request))
         check_request(request, self.max_context)

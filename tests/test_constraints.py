@@ -190,6 +190,12 @@ def test_steps_with_constraints_compile_nothing():
     assert not [event for event in compiled if "backend_compile" in event]
 
 
+def test_a_constraint_without_its_matcher_never_reaches_the_device():
+    (ask,) = people(1)
+    with pytest.raises(ValueError, match="go together"):
+        make_engine(NAME).add(ask)
+
+
 def test_a_matcher_is_let_go_with_its_sequence():
     engine = make_engine(NAME)
     add(engine, *people(4))
