@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from tool_server import message, say, template, tool_server
 from toy_server import refusal, running_server, sse_lines
 from toy_worker import IMPOSSIBLE, SLOW
 
@@ -159,13 +158,3 @@ def test_what_turns_out_to_be_impossible_ends_a_stream_with_an_error(server):
     error = json.loads(last)["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", "guided_regex")
     assert server.becomes(server.is_idle)
-
-
-def test_an_answer_held_to_a_grammar_is_content_and_has_no_thoughts_or_calls():
-    held = {"guided_regex": ".*"}
-    with tool_server(template("<tool_call> <think>")) as server:
-        thinks = {"tools": None, "chat_template_kwargs": {"enable_thinking": True}}
-        assert not message(say(server, "a", **thinks))["content"]
-        assert message(say(server, "a", **thinks, **held))["content"] == "a"
-        assert "tool_choice" in refusal(say(server, "a", **held), "guided_regex")
-        assert message(say(server, "a", tool_choice="none", **held))["content"] == "a"

@@ -5,7 +5,7 @@ import json
 
 import openai
 import pytest
-from tool_server import template, tool_server
+from tool_server import HERMES, template, tool_server
 from toy_model import MODEL_NAME
 from toy_server import refusal, running_server
 from toy_worker import DIE, SLOW
@@ -32,7 +32,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def tools():
-    with tool_server(template("<tool_call> <think>")) as server:
+    with tool_server(template(HERMES)) as server:
         yield server
 
 
