@@ -171,14 +171,7 @@ def plan(
     asked = asked_constraint(body)
     asked = answer_constraint(asked, reading, tokenizer, ignore_eos=bool(body.ignore_eos))
     if asked is not None:
-        if reading.tools is not None:
-            raise RequestError(
-                f"{asked.name} cannot go with tools: it holds from the first token on, and leaves "
-                "no room for a call; send tool_choice 'none'",
-                param=asked.param,
-            )
         sampling = replace(sampling, constraint=asked.constraint)
-        reading = PLAIN  # nor for thoughts
     if echo:
         sampling = replace(sampling, prompt_logprobs=top_logprobs)
     if body.prompt_logprobs is not None:
