@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -24,25 +21,17 @@ from checkpoints import (
     open_checkpoint,
 )
 from jaxserve.bench.flags import add_bench
-from jaxserve.cards import Dtype, find_card
 from jaxserve.chat.flags import add_chat
 from jaxserve.config import EngineConfig, ServerConfig, encode_engine_config
 from jaxserve.config_file import effective_config, use_config_file
-from jaxserve.errors import ConfigError, JaxserveError
+from jaxserve.errors import JaxserveError
 from jaxserve.fetch import ensure_pulled
-from jaxserve.flags import add_config, add_engine, add_http, add_model, add_store
+from jaxserve.flags import add_config, add_engine, add_http, add_model, add_store, settings
 from jaxserve.frames import Progress
 from jaxserve.offline.flags import add_generate
-from jaxserve.plan import find_model, make_plan
-from jaxserve.plan.chart import write_chart
-from jaxserve.plan.table import print_plan
-from jaxserve.roofline import Roofline, model_shape
-from jaxserve.simulate import MIXES, Bench, compare, read_trace
-from jaxserve.simulate.chart import write_chart as write_load_chart
-from jaxserve.simulate.report import report
+from jaxserve.study_commands import run_compile, run_plan, run_simulate
 from jaxserve.study_flags import add_compile, add_plan, add_simulate
 from jaxserve.terminal import ProgressBar
-from jaxserve.workload import Promise, Workload
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -236,115 +225,6 @@ def run_models(flags: argparse.Namespace) -> int:
     return 0
 
 
-def roofline(flags: argparse.Namespace) -> Roofline:
-    """The model on the card that the flags describe."""
-    card = find_card(flags.gpu, memory=flags.memory, bandwidth=flags.bandwidth, flops=flags.flops)
-    dtype: Dtype = "float32" if card.name == "cpu" else "bfloat16"
-    shape = model_shape(
-        flags.model,
-        find_model(flags.model, flags.store),
-        weight_dtype=flags.weights or dtype,
-        kv_dtype=flags.kv or dtype,
-    )
-    return Roofline(shape, card, flags.mfu, flags.overhead, flags.weights_only)
-
-
-def run_plan(flags: argparse.Namespace) -> int:
-    plan = make_plan(
-        roofline(flags),
-        settings(Workload, flags),
-        settings(Promise, flags),
-        memory_fraction=flags.memory_fraction,
-        kv_memory=flags.kv_memory,
-        min_prefill=flags.min_prefill,
-    )
-    if flags.plot is not None:
-        write_chart(plan, flags.plot)
-    if flags.json:
-        print(plan.to_json())
-    else:
-        print_plan(plan)
-    return 0
-
-
-def run_simulate(flags: argparse.Namespace) -> int:
-    mix = dataclasses.replace(MIXES[flags.mix], workload=settings(Workload, flags))
-    bench = Bench(
-        roofline(flags),
-        settings(Promise, flags),
-        mix,
-        num_requests=flags.requests,
-        seed=flags.seed,
-        noise=flags.noise or 0.0,
-        memory_fraction=flags.memory_fraction,
-        trace=None if flags.trace is None else partial(read_trace, flags.trace),
-    )
-    comparison = compare(
-        bench,
-        flags.policies,
-        loads=flags.loads,
-        capacity=flags.capacity,
-        progress=lambda line: print(line, file=sys.stderr),
-    )
-    if flags.plot is not None:
-        write_load_chart(comparison, flags.plot)
-    if flags.out is not None:
-        write_text(flags.out, json.dumps(comparison.summary(), indent=2))
-    print(comparison.to_json() if flags.json else report(comparison), end="")
-    return 0
-
-
-def run_compile(flags: argparse.Namespace) -> int:
-    from jaxserve.aot.target import check_compiler, quiet_loading
-
-    check_compiler()
-    # XLA logs that it misses the card; what goes wrong it raises.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with quiet_loading():
-        import jax
-
-        # The compiler needs no device; looking for one it would not even load.
-        jax.config.update("jax_platforms", "cpu")
-        from jaxserve.aot.command import make_surveyor, save_executables
-        from jaxserve.aot.report import print_survey
-        from jaxserve.aot.result import ServerSizes
-
-    model = find_model(flags.model, flags.store)
-    flags.max_context = flags.max_context or model.max_context
-    surveyor = make_surveyor(
-        flags.model,
-        model,
-        find_card(flags.gpu),
-        settings(ServerSizes, flags),
-        attention=flags.attention,
-        mfu=flags.mfu,
-        progress=lambda line: print(line, file=sys.stderr),
-    )
-    survey = surveyor.survey()
-    if flags.out is not None:
-        write_text(flags.out, survey.to_json())
-    if flags.save is not None:
-        save_executables(surveyor, survey, flags.save)
-    if flags.json:
-        print(survey.to_json())
-    else:
-        print_survey(survey)
-    return 0
-
-
-def write_text(file: Path, text: str) -> None:
-    try:
-        file.write_text(text + "\n")
-    except OSError as error:
-        raise ConfigError(f"cannot write {file}: {error.strerror}") from error
-
-
 def worker_argv(config: EngineConfig) -> list[str]:
     """The command line of an engine process, but for `--socket PATH`."""
     return [sys.executable, "-m", "jaxserve.worker", "--config", encode_engine_config(config)]
-
-
-def settings(kind: type[Any], flags: argparse.Namespace) -> Any:
-    """A frozen config of the flags that bear the names of its fields."""
-    names = {field.name for field in dataclasses.fields(kind)}
-    return kind(**{name: value for name, value in vars(flags).items() if name in names})

@@ -286,6 +286,12 @@ def default(kind: type[Any], name: str) -> Any:
     return next(field.default for field in dataclasses.fields(kind) if field.name == name)
 
 
+def settings(kind: type[Any], flags: argparse.Namespace) -> Any:
+    """A frozen config of the flags that bear the names of its fields."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in vars(flags).items() if name in names})
+
+
 def positive(text: str) -> int:
     """A whole number from 1."""
     if not text.isdecimal() or int(text) < 1:

@@ -124,10 +124,19 @@ def test_a_sweep_has_a_point_and_a_place_in_the_chart_for_each_rate(bench, tmp_p
     assert all(len(curve.get("points").split()) == 2 for curve in curves)
 
 
+def test_what_failed_is_counted_and_said(bench, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"at": 0, "prompt_tokens": size, "output_tokens": 5} for size in (2, 90)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, _, out, said = bench("serve", "--trace", str(trace))
+    assert code == 1 and "2 requests, 1 failed" in out
+    assert "1 of 2 requests failed, the first with: 400: this model's context holds 64" in said
+
+
 @pytest.mark.parametrize(
     ("kind", "flags", "words"),
     [
-        ("serve", ["--model", "other"], "all 20 requests failed"),
+        ("serve", ["--model", "other"], "20 of 20 requests failed"),
         ("serve", ["--trace", "/no/such/file"], "/no/such/file"),
         ("serve", ["--prompts", "/no/such/file"], "/no/such/file"),
         ("serve", ["--url", "http://127.0.0.1:9"], "127.0.0.1:9"),

@@ -249,6 +249,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.worker": PACKAGES,
     "jaxserve.cli": PACKAGES,
     "jaxserve.flags": PACKAGES,
+    "jaxserve.study_commands": PACKAGES,
     "jaxserve.study_flags": PACKAGES,
     "jaxserve.__main__": PACKAGES,
     "jaxserve": PACKAGES,

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ async def measure_load(flags: argparse.Namespace, asks: Sequence[Ask], rate: flo
                 ignore_eos=flags.ignore_eos,
                 on_answer=lambda done: bar.update("requests", done, len(asks)),
             )
-    refuse_nothing(answers)
+    report_failures(answers)
     facts = {name: getattr(flags, name) for name in FACTS}
     return {
         "model": model,
@@ -93,11 +94,15 @@ async def measure_load(flags: argparse.Namespace, asks: Sequence[Ask], rate: flo
     }
 
 
-def refuse_nothing(answers: Sequence[Answer]) -> None:
-    """JaxserveError if no request was answered: there are no figures of that."""
+def report_failures(answers: Sequence[Answer]) -> None:
+    """Say why requests failed. JaxserveError if all did: there are no figures of that."""
     errors = [answer.error for answer in answers if answer.error is not None]
+    if not errors:
+        return
+    line = f"{len(errors)} of {len(answers)} requests failed, the first with: {errors[0]}"
     if len(errors) == len(answers):
-        raise JaxserveError(f"all {len(answers)} requests failed, the first with: {errors[0]}")
+        raise JaxserveError(line)
+    print(line, file=sys.stderr)
 
 
 def print_points(points: Sequence[Point]) -> None:
