@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -101,6 +103,15 @@ def test_strict_functions_are_called_as_they_say_and_others_as_they_come():
     assert accepts("Well. " + call("strict", '{"city": "Rome"}'), **fields)
     assert not accepts("Well. " + call("strict", '{"city": 7}'), **fields)
     assert not accepts("Well. " + call("unknown"), **fields)
+
+
+def test_the_readmes_request_makes_the_model_call_the_function():
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    (body,) = re.findall(r"^```json\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    request = json.loads(body)
+    assert accepts(call("get_weather", '{"city": "Oslo", "unit": "C"}'), **request)
+    assert not accepts(call("get_weather", '{"city": "Oslo"}'), **request)
+    assert not accepts("Yes.", **request)
 
 
 @pytest.mark.parametrize("parameters", [None, {}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tool_server import HERMES, TOOLS, message, say, template, tool_server
 from toy_server import refusal, running_server, sse_lines
 from toy_worker import IMPOSSIBLE, SLOW
 
@@ -158,3 +159,13 @@ def test_what_turns_out_to_be_impossible_ends_a_stream_with_an_error(server):
     error = json.loads(last)["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", "guided_regex")
     assert server.becomes(server.is_idle)
+
+
+def test_a_grammar_of_the_clients_own_leaves_no_room_for_thoughts_and_calls():
+    held = {"tools": None, "guided_choice": ["<think>a"], "skip_special_tokens": False}
+    with tool_server(template(HERMES)) as server:
+        assert message(say(server, "<think>a", **held))["content"] == "<think>a"
+        opened = say(server, "a", **held, chat_template_kwargs={"enable_thinking": True})
+        assert "has opened" in refusal(opened, "guided_choice")
+        with_tools = say(server, "a", **held | {"tools": TOOLS})
+        assert "cannot go with tools" in refusal(with_tools, "guided_choice")

@@ -169,9 +169,11 @@ def plan(
     echo = isinstance(body, CompletionBody) and bool(body.echo)
     sampling = sampling_params(body, tokenizer, limits, top_logprobs)
     asked = asked_constraint(body)
-    asked = answer_constraint(asked, reading, tokenizer, ignore_eos=bool(body.ignore_eos))
-    if asked is not None:
-        sampling = replace(sampling, constraint=asked.constraint)
+    held_to = answer_constraint(asked, reading, tokenizer, ignore_eos=bool(body.ignore_eos))
+    if held_to is not None:
+        sampling = replace(sampling, constraint=held_to.constraint)
+        if held_to is asked:
+            reading = PLAIN  # it holds from the first token on: no room for thoughts or calls
     if echo:
         sampling = replace(sampling, prompt_logprobs=top_logprobs)
     if body.prompt_logprobs is not None:
@@ -211,7 +213,7 @@ def plan(
         skip_special_tokens=body.skip_special_tokens is not False,
         echo=echo,
         reading=reading,
-        constrained_by=None if asked is None else asked.param,
+        constrained_by=None if held_to is None else held_to.param,
         chat=chat,
         stream=bool(body.stream),
         include_usage=wants_usage(body.stream_options, stream=bool(body.stream)),
