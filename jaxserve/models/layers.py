@@ -22,8 +22,11 @@ def linear(x: jax.Array, weight: Weight, dtype: jnp.dtype | None = None) -> jax.
     """
     if isinstance(weight, PackedWeight):
         return linear_native(x, weight)
-    contracted = (((1,), (1,)), ((), ()))
-    return lax.dot_general(x, weight, contracted, preferred_element_type=dtype or x.dtype)
+    dtype = dtype or x.dtype
+    if x.shape[0] == 1 and dtype != weight.dtype:
+        # A product of one row XLA turns into another kind, over a copy of the weight in that type.
+        return linear(jnp.pad(x, ((0, 1), (0, 0))), weight, dtype)[:1]
+    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
 
 
 def take_rows(weight: Weight, index: jax.Array) -> jax.Array:

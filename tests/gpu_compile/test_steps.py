@@ -35,16 +35,21 @@ NUM_PAGES = 28_000  # 58 GB in all layers of an 8B model
 MAX_ROWS = 256
 
 MAX_TEMP_BYTES = 0.5e9
-MAX_KERNELS_A_LAYER = 17
+MAX_KERNELS_A_LAYER = 16
 MAX_DECODE_RATIO = 1.05
 DOTS = {"decode_attention", "prefill_attention"}
 
 SHAPES = {
     "decode": StepShape(64, 64, 63, 16),  # 64 sequences of 1,000 tokens
     "long": StepShape(8, 8, 500, 16),  # 8 of 8,000
+    "single": StepShape(1, 1, 63, 16),
     "mixed": StepShape(1024, 256, 512, 16),  # the largest step, rows of up to 8,192 tokens
 }
-DECODES = {"decode": Case("decode", 64, 1, 1_000), "long": Case("long", 8, 1, 8_000)}
+DECODES = {
+    "decode": Case("decode", 64, 1, 1_000),
+    "long": Case("long", 8, 1, 8_000),
+    "single": Case("single", 1, 1, 1_000),
+}
 
 
 class Key(NamedTuple):
@@ -64,7 +69,7 @@ KEYS = [Key(model, card, "decode") for model in MODELS for card in TARGETS]
 KEYS += [Key(model, card, "mixed") for model in MODELS for card in TARGETS[:2]]
 KEYS += [Key("llama-3.1-8b", card, "mixed", kv="int8") for card in TARGETS]
 KEYS.append(Key("llama-3.1-8b", "a100-80gb", "decode", kv="int8"))
-KEYS += [Key(model, "a100-80gb", "long") for model in MODELS]
+KEYS += [Key(model, "a100-80gb", shape) for model in MODELS for shape in ("long", "single")]
 WHOLE = Key("llama-3.1-8b", "a100-80gb", "decode", layers=32)
 
 
@@ -134,7 +139,8 @@ def test_decoding_moves_hardly_more_than_it_must(key, compiled):
     floor = step_floor(model, model_shape(key.model, model, kv_dtype=key.kv), DECODES[key.shape])
     assert compiled.work.unpriced == ()
     assert 1 <= compiled.work.bytes / floor.bytes <= MAX_DECODE_RATIO
-    assert compiled.work.flops == pytest.approx(floor.flops, rel=0.01)
+    if DECODES[key.shape].rows >= 8:  # to so many XLA fills up the rows of a product
+        assert compiled.work.flops == pytest.approx(floor.flops, rel=0.01)
 
 
 @pytest.mark.parametrize("key", [WHOLE], ids=str)
