@@ -32,6 +32,8 @@ NO_TOKEN = -1
 NUM_LISTED = MAX_LISTED_TOKENS + MAX_BAD_WORDS + MAX_WAITING_STOPS
 """S: tokens with a rule of their own, at most; each of these limits holds by itself."""
 NUM_WORDS, WORD_TOKENS = MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS
+POOL_LAST, POOL_SUM = 1, 2
+"""What is wanted of a row's hidden states, if anything is."""
 MASK_BITS = 32
 """Tokens in a word of a mask."""
 
@@ -93,6 +95,7 @@ class BatchDescriptor:
             which the host has not seen yet; its entry in `token_ids` means nothing.
         next_token: i32[R], the token of the prompt that follows the row's last one, 0 at its end;
             `NO_TOKEN` if nobody wants the log-probabilities of the prompt.
+        pooling: i32[R], POOL_LAST or POOL_SUM where the row's hidden states are asked for, else 0.
         sampling: per-row settings, each [R].
     """
 
@@ -104,6 +107,7 @@ class BatchDescriptor:
     slot: jax.Array
     feed: jax.Array
     next_token: jax.Array
+    pooling: jax.Array
     sampling: SamplingArrays
 
     @property
@@ -239,6 +243,8 @@ class StepOutput:
         top_logprobs: f32[R, MAX_TOP_LOGPROBS], theirs. Logprob fields are zeros in a step where
             no row asked for them.
         prompt: `PromptScores`; () of a step that cannot tell: requests that ask are refused then.
+        pooled: f32[R, E], the last hidden state or the sum of those of the step's tokens, as the
+            row asked; () of a step that cannot tell, as with `prompt`.
         aux: whatever else a step function returns, any pytree. The default step returns ().
     """
 
@@ -247,6 +253,7 @@ class StepOutput:
     top_ids: jax.Array
     top_logprobs: jax.Array
     prompt: PromptScores | tuple[()] = ()
+    pooled: jax.Array | tuple[()] = ()
     aux: Any = ()
 
 
@@ -260,6 +267,8 @@ __all__ = [
     "NULL_PAGE",
     "NUM_LISTED",
     "NUM_WORDS",
+    "POOL_LAST",
+    "POOL_SUM",
     "WORD_TOKENS",
     "BatchDescriptor",
     "DeviceState",

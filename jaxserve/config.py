@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -87,6 +87,7 @@ class ServerConfig:
         max_body_bytes: larger request bodies are refused with 413.
         max_pending: most sequences accepted and unfinished; more are refused with 429.
         heartbeat_timeout: seconds without a sign of life from the worker until /health says 503.
+        pooling: of /v1/embeddings, unless the request says: the last hidden state or their mean.
         batch_dir: folder of uploaded files and batches; None takes neither.
         batch_concurrency: most lines of batches at work at once.
         shared_cache: requests of different API keys share computed prompts too. Whoever shares
@@ -109,6 +110,7 @@ class ServerConfig:
     max_body_bytes: int = 8 << 20
     max_pending: int = 1024
     heartbeat_timeout: float = 15.0
+    pooling: Literal["last", "mean"] = "last"
     batch_dir: Path | None = None
     batch_concurrency: int = 32
     shared_cache: bool = False

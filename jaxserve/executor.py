@@ -150,18 +150,18 @@ class JaxExecutor:
         self._mover.settle()
         self.last_aux = output.aux
         token_ids = np.asarray(output.token_ids).tolist()
-        prompts = self._prompt_logprobs(launched)
+        prompts, pooled = self._prompt_logprobs(launched), self._pooled(launched)
         wanted = [span.sequence.request.sampling.top_logprobs for span in launched.spans]
         if all(top is None for top in wanted):
             return [
-                Drawn(token_id, prompt_logprobs=prompts.get(row, ()))
+                Drawn(token_id, prompt_logprobs=prompts.get(row, ()), pooled=pooled.get(row))
                 for row, token_id in enumerate(token_ids[: len(wanted)])
             ]
         logprobs, top_ids, top_logprobs = (
             np.asarray(x).tolist() for x in (output.logprobs, output.top_ids, output.top_logprobs)
         )
         return [
-            Drawn(token_ids[row], prompt_logprobs=prompts.get(row, ()))
+            Drawn(token_ids[row], prompt_logprobs=prompts.get(row, ()), pooled=pooled.get(row))
             if top is None
             else Drawn(
                 token_ids[row],
@@ -171,6 +171,14 @@ class JaxExecutor:
             )
             for row, top in enumerate(wanted)
         ]
+
+    def _pooled(self, launched: Launched) -> dict[int, np.ndarray]:
+        """f32[E] of the rows that ask."""
+        rows = [row for row, span in enumerate(launched.spans) if span.pools is not None]
+        if not rows or isinstance(launched.output.pooled, tuple):
+            return {}
+        vectors = np.asarray(launched.output.pooled)
+        return {row: vectors[row].copy() for row in rows}
 
     def _prompt_logprobs(self, launched: Launched) -> dict[int, tuple[PromptLogprob, ...]]:
         """Of the rows that ask."""

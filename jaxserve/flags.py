@@ -84,6 +84,12 @@ def add_http(serve: Parser) -> None:
         help="silence after which the engine counts as hanging and is restarted",
     )
     http.add_argument(
+        "--pooling",
+        choices=("last", "mean"),
+        default=default(ServerConfig, "pooling"),
+        help="what an embedding is made of: the last token's hidden state, or the mean of all",
+    )
+    http.add_argument(
         "--batch-dir",
         type=Path,
         metavar="DIR",

@@ -13,6 +13,8 @@ from jaxserve.batch import (
     NULL_PAGE,
     NUM_LISTED,
     NUM_WORDS,
+    POOL_LAST,
+    POOL_SUM,
     WORD_TOKENS,
     BatchDescriptor,
     LogitRules,
@@ -94,6 +96,7 @@ def pack(spans: Seq[Span], shape: StepShape) -> tuple[BatchDescriptor, PageTable
         slot=slot,
         feed=feed,
         next_token=_next_tokens(spans, shape.num_rows),
+        pooling=_pooling(spans, shape.num_rows),
         sampling=sampling_arrays(
             [span.sequence.request.sampling if span.draws else NEUTRAL for span in spans],
             shape.num_rows,
@@ -122,6 +125,14 @@ def _next_tokens(spans: Seq[Span], num_rows: int) -> np.ndarray:
             prompt = span.sequence.request.prompt_ids
             following[row] = prompt[span.stop] if span.stop < len(prompt) else 0
     return following
+
+
+def _pooling(spans: Seq[Span], num_rows: int) -> np.ndarray:
+    kinds = np.zeros(num_rows, np.int32)
+    for row, span in enumerate(spans):
+        if span.pools is not None:
+            kinds[row] = POOL_SUM if span.pools == "mean" else POOL_LAST
+    return kinds
 
 
 def _page_table(spans: Seq[Span], shape: StepShape) -> PageTable:

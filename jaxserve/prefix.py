@@ -40,9 +40,10 @@ class PrefixReuse:
         sequence.tail_label = hashlib.sha256(parent + tail.tobytes()).digest()
 
     def _shares(self, sequence: Sequence) -> bool:
-        """Whether the sequence has a part in this. One that wants to know how likely its prompt is
-        computes all of it."""
-        return self._enabled and sequence.request.sampling.prompt_logprobs is None
+        """Whether the sequence has a part in this. One that wants to know how likely its prompt is,
+        or the mean of its hidden states, computes all of it."""
+        sampling = sequence.request.sampling
+        return self._enabled and sampling.prompt_logprobs is None and sampling.pooling != "mean"
 
     def missing(self, sequence: Sequence) -> int:
         """Free pages that the sequence's known tokens will take, neither shared nor promised."""

@@ -45,9 +45,9 @@ def score_prompts(
             lambda: none,
         )
 
-    none = PromptScores(*likeliest(None, following))
-    return lax.cond(
-        jnp.any(asked),
-        lambda: in_row_blocks(score, (hidden, following, wanted)),
-        lambda: none,
-    )
+    return in_row_blocks(score, (hidden, following, wanted))
+
+
+def no_scores(token_ids: jax.Array) -> PromptScores:
+    """Those of a step in which nobody asks."""
+    return PromptScores(*likeliest(None, token_ids))

@@ -10,6 +10,7 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 ServiceClass = Literal["interactive", "batch"]
+Pooling = Literal["last", "mean"]
 RefusalReason = Literal["late", "full", "deadline", "impossible"]
 ConstraintKind = Literal["json_schema", "regex", "lark"]
 
@@ -61,6 +62,7 @@ class SamplingParams:
         top_logprobs: alternatives to report for each token, 0 to MAX_TOP_LOGPROBS; None reports
             no log-probabilities at all.
         prompt_logprobs: the same for each token of the prompt but the first, which has none.
+        pooling: report the prompt's final hidden states as one vector, with `max_tokens` 0.
         presence_penalty: taken off the logit of every token drawn before. 0 takes nothing.
         frequency_penalty: likewise, for each time it was drawn.
         repetition_penalty: what the logits of tokens drawn before or in the prompt are divided by
@@ -81,6 +83,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
+    pooling: Pooling | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -159,6 +162,7 @@ class TokenEvent(msgspec.Struct, frozen=True):
         num_cached: on a request's first token: prompt tokens that need not be computed.
         prompt_logprobs: on a request's first event, if asked for: of every prompt token but the
             first, in order.
+        pooled: on the only event of a request with `pooling`: f32[E] in this machine's byte order.
         queued: on a request's first token: seconds from its arrival until it was admitted.
         message: why, when finish_reason is "error".
         refusal: set if the request was not let in, was given up for its deadline, or asks for what
@@ -173,6 +177,7 @@ class TokenEvent(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     num_cached: int = 0
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    pooled: bytes = b""
     queued: float = 0.0
     message: str = ""
     refusal: RefusalReason | None = None

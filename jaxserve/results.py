@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from jaxserve.request import FinishReason, Request, TokenEvent
 from jaxserve.sequence import Drawn, Sequence
 
@@ -33,12 +35,19 @@ def token_event(sequence: Sequence, drawn: Drawn, reason: FinishReason | None) -
 
 def prompt_only(sequence: Sequence) -> TokenEvent:
     """The only event of a request for no tokens."""
+    pooled = sequence.pooled
+    if pooled is not None:
+        if not np.isfinite(pooled).all():
+            return not_finite(sequence.request)
+        if sequence.request.sampling.pooling == "mean":
+            pooled = pooled / np.float32(sequence.num_prompt)
     return TokenEvent(
         sequence.request.request_id,
         None,
         finish_reason="length",
         num_cached=sequence.num_cached,
         prompt_logprobs=tuple(sequence.prompt_logprobs.values()),
+        pooled=b"" if pooled is None else pooled.tobytes(),
         queued=sequence.admitted - sequence.arrived,
     )
 
@@ -46,6 +55,12 @@ def prompt_only(sequence: Sequence) -> TokenEvent:
 def not_scored(request: Request) -> TokenEvent:
     """The last event of a request for what the server's step function does not tell."""
     message = "the step function of this server tells no log-probabilities of prompts"
+    return TokenEvent(request.request_id, None, finish_reason="error", message=message)
+
+
+def not_pooled(request: Request) -> TokenEvent:
+    """The last event of a request for what the server's step function does not tell."""
+    message = "the step function of this server tells no hidden states of prompts"
     return TokenEvent(request.request_id, None, finish_reason="error", message=message)
 
 

@@ -25,6 +25,7 @@ from jaxserve.prefix import PrefixReuse
 from jaxserve.request import NOTHING_LEFT, Request, TokenEvent
 from jaxserve.results import (
     not_finite,
+    not_pooled,
     not_scored,
     nothing_left,
     off_constraint,
@@ -195,6 +196,10 @@ class Scheduler:
             if result.prompt_logprobs:
                 first = span.start + 1
                 sequence.prompt_logprobs.update(enumerate(result.prompt_logprobs, first))
+            if result.pooled is not None:
+                # One that lost its pages begins again; nobody else's are counted in.
+                before = sequence.pooled if span.start and span.pools == "mean" else None
+                sequence.pooled = result.pooled if before is None else before + result.pooled
             if not span.draws:
                 continue
             sequence.num_unseen -= 1
@@ -231,6 +236,9 @@ class Scheduler:
         if sampling.prompt_logprobs is not None and not scored:
             self._finish(sequence)
             return not_scored(sequence.request)
+        if sampling.pooling is not None and sequence.pooled is None:
+            self._finish(sequence)
+            return not_pooled(sequence.request)
         if sampling.max_tokens > 0:
             return None
         sequence.first_token = self.clock()

@@ -6,9 +6,10 @@ from array import array
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 from llguidance import LLMatcher
 
-from jaxserve.request import PromptLogprob, Request
+from jaxserve.request import Pooling, PromptLogprob, Request
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +36,7 @@ class Sequence:
         admitted: when it was first given a slot.
         first_token: when its first token was seen; None before.
         prompt_logprobs: of its prompt's tokens, by position, as far as they are computed.
+        pooled: f32[E], of its prompt's hidden states as far as they are computed, if asked for.
         matcher: what its text may go on with, after the output in `tokens`; None leaves it free.
     """
 
@@ -57,6 +59,7 @@ class Sequence:
     admitted: float = 0.0
     first_token: float | None = None
     prompt_logprobs: dict[int, PromptLogprob] = field(default_factory=dict)
+    pooled: np.ndarray | None = None
     matcher: LLMatcher | None = None
 
     # Asked of every sequence several times a step: each is written out, for a property that asks
@@ -128,16 +131,23 @@ class Span(msgspec.Struct, frozen=True):
         wanted = sequence.request.sampling.prompt_logprobs is not None
         return wanted and self.start < sequence.num_prompt - 1 and sequence.first_token is None
 
+    @property
+    def pools(self) -> Pooling | None:
+        """What is wanted of the span's hidden states; the last one only where the prompt ends."""
+        kind = self.sequence.request.sampling.pooling
+        return kind if kind == "mean" or self.draws else None
+
 
 class Drawn(msgspec.Struct, frozen=True):
     """What a step reports for one span: a token, and log-probabilities where asked for.
 
     `token_id` is `NOT_FINITE` or `NOTHING_LEFT` where none could be drawn.
     `prompt_logprobs` are of the prompt tokens from the span's second one on, and of the one that
-    follows it.
+    follows it. `pooled`, f32[E], is of its hidden states: their sum, or the last one.
     """
 
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    pooled: np.ndarray | None = None

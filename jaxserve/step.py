@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxserve.batch import (
+    NO_TOKEN,
     BatchDescriptor,
     DeviceState,
     LayerPages,
@@ -20,7 +22,8 @@ from jaxserve.batch import (
 from jaxserve.logit_rules import apply_rules, count_fed
 from jaxserve.models.decoder import Decoder, Model
 from jaxserve.models.llama import Params
-from jaxserve.prompt_scores import score_prompts
+from jaxserve.pooling import pool_rows
+from jaxserve.prompt_scores import no_scores, score_prompts
 from jaxserve.row_blocks import in_row_blocks
 from jaxserve.sampling import greedy, likeliest, sample, token_logprobs
 
@@ -59,10 +62,35 @@ def make_step(model: Model) -> StepFn:
         token_ids = batch.fed_token_ids(state.last_token)
         hidden, layers = model.forward(params, state.layers, token_ids, batch, page_table)
         logits = model.unembed(params, batch.last_hidden(hidden))
-        prompt = score_prompts(hidden, token_ids, batch, lambda x: model.unembed(params, x))
-        return draw(logits, state, layers, batch, prompt)
+        prompt, pooled = look_at_prompts(
+            hidden, token_ids, batch, lambda x: model.unembed(params, x)
+        )
+        return draw(logits, state, layers, batch, prompt, pooled=pooled)
 
     return step
+
+
+def look_at_prompts(
+    hidden: jax.Array,
+    token_ids: jax.Array,
+    batch: BatchDescriptor,
+    unembed: Callable[[jax.Array], jax.Array],
+) -> tuple[PromptScores, jax.Array]:
+    """Log-probabilities of prompts, and their hidden states pooled: `StepOutput.prompt`, `.pooled`.
+
+    One branch for both, which most steps do not take: a GPU's host waits at each. Arguments as of
+    `score_prompts`.
+    """
+
+    def look() -> tuple[PromptScores, jax.Array]:
+        return score_prompts(hidden, token_ids, batch, unembed), pool_rows(hidden, batch)
+
+    def pass_by() -> tuple[PromptScores, jax.Array]:
+        nothing = jnp.zeros((batch.pooling.shape[0], hidden.shape[1]), jnp.float32)
+        return no_scores(token_ids), nothing
+
+    asked = jnp.any(batch.next_token != NO_TOKEN) | jnp.any(batch.pooling != 0)
+    return lax.cond(asked, look, pass_by)
 
 
 def draw(
@@ -72,6 +100,7 @@ def draw(
     batch: BatchDescriptor,
     prompt: PromptScores | tuple[()] = (),
     *,
+    pooled: jax.Array | tuple[()] = (),
     aux: Any = (),
 ) -> tuple[StepOutput, DeviceState]:
     """How a step ends: a token for every row, remembered in the row's slot.
@@ -82,7 +111,7 @@ def draw(
         state: the state the step was given.
         layers: its cache, this step's keys and values written.
         batch: the step's batch.
-        prompt, aux: passed on to `StepOutput`.
+        prompt, pooled, aux: passed on to `StepOutput`.
     """
     # A drawn token's position is the number of tokens before it.
     rules = count_fed(state.rules, state.last_token, batch)
@@ -107,7 +136,7 @@ def draw(
         choose_likeliest,
     )
     last_token = state.last_token.at[batch.slot].set(token_ids, mode="drop")
-    output = StepOutput(token_ids, logprobs, top_ids, top_logprobs, prompt, aux)
+    output = StepOutput(token_ids, logprobs, top_ids, top_logprobs, prompt, pooled, aux)
     return output, DeviceState(layers, last_token, rules)
 
 

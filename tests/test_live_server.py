@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import operator
 import os
 import random
 import signal
@@ -270,3 +271,19 @@ def wait_until_healthy(server: LiveServer, timeout: float = 120.0) -> None:
         except OSError:
             assert time.monotonic() < deadline, "the server did not get well again"
             time.sleep(0.2)
+
+
+def test_embeddings_are_the_same_alone_and_among_others_and_tell_texts_apart(live, client):
+    texts = ["The cat sat on the mat.", "A cat was sitting on a rug.", "Interest rates rose."]
+    for pooling in ("last", "mean"):
+        asked = {"model": MODEL, "extra_body": {"pooling": pooling}}
+        reply = client.embeddings.create(input=[*texts, *texts], **asked)
+        vectors = [item.embedding for item in reply.data]
+        assert {len(vector) for vector in vectors} == {576}
+        for text, vector in zip(texts, vectors, strict=False):
+            alone = client.embeddings.create(input=text, **asked).data[0].embedding
+            assert alone == pytest.approx(vector, abs=1e-4)
+        cat, rug, rates = vectors[:3]
+        near, far = (sum(map(operator.mul, cat, other)) for other in (rug, rates))
+        assert near > far
+    assert live.metric("jaxserve_compilations_total") == 0

@@ -102,7 +102,7 @@ def test_shapes_and_dtypes_are_the_same_whatever_is_packed(spans):
 
     expected = signature(pack([], SHAPE))
     assert signature(pack(spans, SHAPE)) == expected
-    assert len(expected) == 16
+    assert len(expected) == 18
     assert {dtype.name for _, dtype in expected} == {"int32", "uint32", "float32", "bool"}
 
 

@@ -69,6 +69,8 @@ def test_every_operation_has_an_id_of_its_own(document):
         ("POST", "/v1/chat/completions", {"messages": HI}),
         ("POST", "/v1/chat/completions", {"messages": HI, "logprobs": True, "top_logprobs": 3}),
         ("POST", "/v1/chat/completions", {"messages": []}),
+        ("POST", "/v1/embeddings", {"input": ["a", "b"]}),
+        ("POST", "/v1/embeddings", {"input": "a", "encoding_format": "base64"}),
         ("POST", "/v1/responses", {"input": "a"}),
         ("POST", "/v1/responses", {"input": HI, "instructions": "b", "metadata": {"k": "v"}}),
         ("POST", "/v1/responses", {"input": "a", "previous_response_id": "resp_x"}),

@@ -173,7 +173,8 @@ def load_steps(
         arguments = (params, state, batch, page_table)
         # Only the structure counts.
         leaf = batch.kv_len
-        results = (StepOutput(leaf, leaf, leaf, leaf, PromptScores(leaf, leaf, leaf)), state)
+        scores = PromptScores(leaf, leaf, leaf)
+        results = (StepOutput(leaf, leaf, leaf, leaf, scores, pooled=leaf), state)
         steps[shape] = serialize_executable.deserialize_and_load(
             payload,
             jax.tree.structure((arguments, {})),

@@ -16,6 +16,7 @@ from jaxserve.server.auth import add_rates, authenticate
 from jaxserve.server.batches import BATCH_ROUTES, BATCHING, Batching, keep_batches
 from jaxserve.server.client import WorkerClient
 from jaxserve.server.cors import add_origin, answer_preflights
+from jaxserve.server.embeddings import create_embeddings
 from jaxserve.server.files import FILE_ROUTES
 from jaxserve.server.history import keep_history, show_history
 from jaxserve.server.in_flight import abort_request, list_requests
@@ -110,6 +111,7 @@ def routes() -> list[web.RouteDef]:
     return [
         web.post("/v1/completions", completions),
         web.post("/v1/chat/completions", chat_completions),
+        web.post("/v1/embeddings", create_embeddings),
         *RESPONSE_ROUTES,
         *FILE_ROUTES,
         *BATCH_ROUTES,

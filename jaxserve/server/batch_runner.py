@@ -41,6 +41,7 @@ from jaxserve.server.batch_store import (
     RequestCounts,
     Status,
 )
+from jaxserve.server.embeddings import embed
 from jaxserve.server.failures import INTERNAL_ERROR, failure, failure_of
 from jaxserve.server.file_store import FileStore
 from jaxserve.server.keys import Caller
@@ -55,6 +56,7 @@ ENDPOINTS: Mapping[str, Callable[[web.Application, bytes, Caller], Awaitable[web
             "/v1/chat/completions": partial(answer_unstreamed, chat=True),
             "/v1/completions": partial(answer_unstreamed, chat=False),
             "/v1/responses": response_unstreamed,
+            "/v1/embeddings": embed,
         }
     )
 )

@@ -24,7 +24,7 @@ logger = logging.getLogger("jaxserve.server")
 
 REQUEST_ID = "X-Request-Id"
 NAME = web.RequestKey("name", str)
-GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
 CLIENT_LEFT = 499
 """What the log shows when nobody was left to answer (the number nginx uses)."""
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")

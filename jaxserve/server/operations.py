@@ -10,6 +10,7 @@ import msgspec
 
 from jaxserve.server.batch_store import Batch
 from jaxserve.server.batches import BatchBody
+from jaxserve.server.embeddings import EmbeddingBody, EmbeddingList
 from jaxserve.server.file_store import FileObject
 from jaxserve.server.files import Deleted, FileForm
 from jaxserve.server.history import HistoryQuery, HistoryReply
@@ -78,6 +79,13 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = MappingProxyType(
             body=ChatBody,
             required=("messages",),
             events=ChatChunk,
+            errors=GENERATING,
+        ),
+        ("POST", "/v1/embeddings"): Operation(
+            "Texts as vectors",
+            EmbeddingList,
+            body=EmbeddingBody,
+            required=("input",),
             errors=GENERATING,
         ),
         ("POST", "/v1/responses"): Operation(

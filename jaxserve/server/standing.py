@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Protocol
 
 from jaxserve.errors import RequestError
 from jaxserve.request import ServiceClass
-from jaxserve.server.openai import ChatBody, CompletionBody
 
 TIERS: Mapping[str, ServiceClass] = MappingProxyType(
     {
@@ -21,7 +21,20 @@ TIERS: Mapping[str, ServiceClass] = MappingProxyType(
 )
 
 
-def service_class(body: CompletionBody | ChatBody) -> ServiceClass:
+class Standing(Protocol):
+    """What bodies say of it."""
+
+    @property
+    def service_tier(self) -> str | None: ...
+
+    @property
+    def priority(self) -> int | None: ...
+
+    @property
+    def timeout(self) -> float | None: ...
+
+
+def service_class(body: Standing) -> ServiceClass:
     """From `service_tier`, or from `priority`: above 0 is what can wait, as in vLLM.
 
     Raises RequestError for a tier that is not known.
@@ -36,7 +49,7 @@ def service_class(body: CompletionBody | ChatBody) -> ServiceClass:
     return TIERS[body.service_tier]
 
 
-def deadline(body: CompletionBody | ChatBody) -> float | None:
+def deadline(body: Standing) -> float | None:
     """From `timeout`, in seconds. Raises RequestError for one that is no time."""
     if body.timeout is None:
         return None
