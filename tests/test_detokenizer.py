@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 
 import pytest
@@ -87,7 +86,8 @@ def is_plain(kind: str, ids: list[int], *, skip_special_tokens: bool) -> bool:
         tokens = [ours(kind).token_bytes(i) for i in ids]
     named = [hub(kind).id_to_token(i) or "" for i in ids]
     if kind == "metaspace":
-        return not re.match("▁▁", next(filter(None, named), ""))
+        # Of the first token it drops every "▁", wherever in it.
+        return "▁" not in next(filter(None, named), "")[1:]
     run = b""
     for name, data in [*zip(named, tokens, strict=True), ("end", b"")]:
         if name.startswith("<0x"):
