@@ -220,13 +220,12 @@ def resolve_dtype(name: str | None, platform: str) -> jnp.dtype:
 
 def packs_weights(weights: str, attention: PagedAttention, dtype: jnp.dtype) -> bool:
     """Whether the CPU's own kernels multiply. Raises ConfigError if int8 is asked of others."""
-    packs = attention.kind == "native" and dtype == jnp.float32
-    if weights == "int8" and not packs:
+    if weights == "int8" and not (attention.kind == "native" and dtype == jnp.float32):
         raise ConfigError(
             "int8 weights are multiplied by the CPU's C++ kernels, of float32 activations: they "
             f"need attention native and dtype float32, not {attention.kind} and {dtype.name}"
         )
-    return packs
+    return attention.kind == "native" and dtype in (jnp.float32, jnp.bfloat16)
 
 
 def resolve_context(config: EngineConfig, model: ModelConfig) -> int:

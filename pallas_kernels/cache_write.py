@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from pallas_kernels.check import check_pages
 from pallas_kernels.native.attention import write_kv_native
 from pallas_kernels.reference import write_kv_reference
+from pallas_kernels.rope import Rope, apply_rope
 from pallas_kernels.target import Target, has_triton
 
 
@@ -18,6 +19,7 @@ def write_kv(
     slots: jax.Array,
     *,
     target: Target,
+    rope: Rope | None = None,
 ) -> tuple[jax.Array, ...]:
     """The cache with this step's keys and values in it; in the same buffers where they are donated.
 
@@ -27,6 +29,7 @@ def write_kv(
         slots: i32[T], place of each token in the cache read as [N * B]; N * B drops the token.
             No other place may be named twice.
         target: which version of the kernel.
+        rope: the keys are turned by this first. None: they are.
 
     Raises:
         ValueError: the operands do not fit together; the message has both sides.
@@ -39,7 +42,8 @@ def write_kv(
             f"{list(slots.shape)} and pages {list(pages[0].shape)}"
         )
     if target.dialect == "native" and len(pages) == 2:
-        return write_kv_native((pages[0], pages[1]), k, v, slots)
+        return write_kv_native((pages[0], pages[1]), k, v, slots, rope=rope)
+    k = k if rope is None else apply_rope(k, rope)
     if not _in_triton(target):
         return write_kv_reference(pages, k, v, slots)
     from pallas_kernels.triton.write_kv import write_kv_triton

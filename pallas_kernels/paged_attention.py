@@ -15,6 +15,7 @@ from pallas_kernels.mosaic.support import check_mosaic
 from pallas_kernels.native.attention import paged_attention_native
 from pallas_kernels.operands import CacheRefs
 from pallas_kernels.reference import paged_attention_reference
+from pallas_kernels.rope import Rope, apply_rope
 from pallas_kernels.target import Target
 from pallas_kernels.tuned import piece_rows, tile
 
@@ -37,6 +38,7 @@ def paged_attention(
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
     plan: AttentionPlan = None,
+    rope: Rope | None = None,
 ) -> jax.Array:
     """Causal attention of packed query tokens over the pages of their rows.
 
@@ -58,6 +60,7 @@ def paged_attention(
         k_scale: f32[N, B, K], what each head of each int8 key was divided by.
         v_scale: the same for values.
         plan: from `plan_attention` for these rows and this target; None makes one.
+        rope: the queries are turned by this first. None: they are, as the keys in the cache.
 
     Returns:
         [T, H, D] in q's dtype. Tokens that no row owns (padding) have no meaning, nor need they be
@@ -73,10 +76,11 @@ def paged_attention(
     lengths: dict[str, Any] = {"row_start": row_start, "kv_len": kv_len}
     cache: dict[str, Any] = {"k_pages": k_pages, "v_pages": v_pages, "page_table": page_table}
     cache |= {"k_scale": k_scale, "v_scale": v_scale}
+    if target.dialect == "native":
+        return paged_attention_native(q, **cache, **lengths, **settings, rope=rope)
+    q = q if rope is None else apply_rope(q, rope)
     if target.dialect == "reference":
         return paged_attention_reference(q, **cache, **lengths, **settings)
-    if target.dialect == "native":
-        return paged_attention_native(q, **cache, **lengths, **settings)
     if plan is None:
         plan = plan_attention(
             row_start,

@@ -19,6 +19,7 @@ from jaxserve.engine import Engine
 from jaxserve.executor import JaxExecutor, compile_steps, empty_state
 from jaxserve.models.attention import PagedAttention, cache_dtype
 from jaxserve.models.decoder import Decoder
+from jaxserve.models.packed import pack_params
 from jaxserve.packing import pack, step_shapes
 from jaxserve.pages import PagePool
 from jaxserve.request import Request, SamplingParams, TokenEvent
@@ -50,9 +51,12 @@ DEFAULT_ATTENTION = PagedAttention()
 
 @functools.cache
 def tiny(name: str, attention: PagedAttention = DEFAULT_ATTENTION) -> Loaded:
-    """One of the tiny checkpoints, in float32."""
+    """One of the tiny checkpoints, in float32; its weights are packed for native attention."""
     checkpoint = checkpoints.open_checkpoint(str(TINY / name), checkpoints.Store(TINY / "none"))
-    return Loaded(Decoder(checkpoint.config, attention), checkpoint.load(dtype=jnp.float32))
+    params = checkpoint.load(dtype=jnp.float32)
+    if attention.kind == "native":
+        params = pack_params(params, tied_head=checkpoint.config.tied_head)
+    return Loaded(Decoder(checkpoint.config, attention), params)
 
 
 def new_state(

@@ -19,20 +19,22 @@ def golden(family: str) -> list[dict[str, Any]]:
         return [{name: file[f"{name}_{i}"] for name in names} for i in range(5)]
 
 
-@pytest.mark.parametrize("kind", ["cpu", "reference"])
+@pytest.mark.parametrize("kind", ["cpu", "native", "reference"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_the_golden_ones(family, kind):
+    attention = PagedAttention(kind)
     for case in golden(family):
-        got = all_logits(tiny(family), case["prompt"].tolist(), PagedAttention(kind))
+        got = all_logits(tiny(family, attention), case["prompt"].tolist(), attention)
         expected = case["logits"]
         np.testing.assert_allclose(got[-len(expected) :], expected, atol=5e-4)
 
 
+@pytest.mark.parametrize("kind", ["cpu", "native"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_equal_the_golden_ones_all_served_together(family):
+def test_greedy_tokens_equal_the_golden_ones_all_served_together(family, kind):
     cases = golden(family)
     requests = [request(str(i), case["prompt"], 24) for i, case in enumerate(cases)]
-    tokens = generate(make_engine(family), requests)
+    tokens = generate(make_engine(family, attention=PagedAttention(kind)), requests)
     compared = 0
     for i, case in enumerate(cases):
         close = np.flatnonzero(case["greedy_margin"] <= MARGIN)

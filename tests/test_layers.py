@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from checkpoints.model_config import Rope
-from jaxserve.models.layers import apply_rope, gated_mlp, rms_norm, rope_frequencies, rope_tables
+from jaxserve.models.layers import gated_mlp, rms_norm, rope_frequencies, rope_tables
+from pallas_kernels.rope import apply_rope
 
 LLAMA3 = Rope(
     theta=500000.0,

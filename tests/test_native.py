@@ -9,29 +9,83 @@ import pytest
 
 from jaxserve.errors import ConfigError
 from jaxserve.models.attention import choose_attention
-from jaxserve.models.layers import linear, take_rows
+from jaxserve.models.layers import gated_mlp, linear, take_rows
 from pallas_kernels.native import build
-from pallas_kernels.native.linear import PANEL, pack
+from pallas_kernels.native.linear import PANEL, linear_native, pack
 
 
 def random(*shape: int, seed: int = 0) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), shape)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 11, 12, 13, 64, 257])
+@pytest.fixture(params=["as this CPU can", "without AMX"])
+def units(request, monkeypatch):
+    """What the products are computed with: once what there is, once what every CPU has."""
+    if request.param == "without AMX":
+        monkeypatch.setenv("JAXSERVE_AMX", "0")
+    build.has_amx.cache_clear()
+    yield request.param
+    build.has_amx.cache_clear()
+
+
+def exact(x: jax.Array, weight: jax.Array) -> tuple[np.ndarray, np.ndarray]:
+    """The product in float64, and the sum of its terms' sizes, which bounds its rounding."""
+    wide, transposed = np.asarray(x, np.float64), np.asarray(weight, np.float64).T
+    return wide @ transposed, np.abs(wide) @ np.abs(transposed)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tokens", [1, 13, 17, 257])
 @pytest.mark.parametrize(("num_out", "num_in"), [(PANEL, 8), (1, 3), (100, 77), (961, 64)])
-def test_a_packed_weight_multiplies_like_the_weight_in_float64(tokens, num_out, num_in):
-    x, weight = random(tokens, num_in), random(num_out, num_in, seed=1)
-    got = linear(x, pack(weight))
-    expected = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
-    np.testing.assert_allclose(got, expected, atol=1e-5 * num_in)
+def test_a_packed_weight_multiplies_like_the_weight_in_float64(
+    dtype, tokens, num_out, num_in, units
+):
+    x, weight = random(tokens, num_in).astype(dtype), random(num_out, num_in, seed=1).astype(dtype)
+    got = linear(x, pack(weight), dtype=jnp.dtype(jnp.float32))
+    expected, size = exact(x, weight)
+    # float32 in matrix units is three products of bfloat16 halves: 16 bits of every factor.
+    assert np.all(np.abs(got - expected) <= 2e-5 * size)
+    narrow = linear(x, pack(weight))
+    assert narrow.dtype == dtype
+    np.testing.assert_array_equal(narrow, got.astype(dtype))
 
 
-def test_a_tokens_product_is_the_same_bits_whatever_the_other_tokens_are():
-    x, weight = random(300, 96), pack(random(200, 96, seed=1))
-    together = np.asarray(linear(x, weight))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tokens_product_is_the_same_bits_whatever_the_other_tokens_are(dtype, units):
+    x = random(300, 96).astype(dtype)
+    settings = {"norm": (1 + random(96, seed=2), 1e-5), "residual": random(300, 200).astype(dtype)}
+    weight = pack(random(200, 96, seed=1).astype(dtype))
+    together = np.asarray(linear(x, weight, **settings))
     for start, stop in [(0, 1), (5, 12), (100, 113), (250, 300)]:
-        np.testing.assert_array_equal(linear(x[start:stop], weight), together[start:stop])
+        some = settings | {"residual": settings["residual"][start:stop]}
+        np.testing.assert_array_equal(linear(x[start:stop], weight, **some), together[start:stop])
+    # Not even a neighbour that is no number matters.
+    spoilt = linear(x.at[1::2].set(jnp.nan), weight, **settings)
+    np.testing.assert_array_equal(spoilt[::2], together[::2])
+    assert np.all(np.isnan(np.asarray(spoilt[1::2], np.float32)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("num_in", [40, 96])
+def test_what_happens_on_the_way_is_what_happens_step_by_step(dtype, num_in, units):
+    x, weight = random(50, num_in).astype(dtype), random(2 * 90, num_in, seed=1) / num_in**0.5
+    weight = weight.astype(dtype)
+    norm, residual = (1 + random(num_in, seed=2), 1e-5), random(50, 2 * 90, seed=3).astype(dtype)
+    near = {"float32": {"atol": 5e-4}, "bfloat16": {"atol": 0.05, "rtol": 0.02}}[dtype]
+    expected = linear(x, weight, norm=norm, residual=residual)
+    got = linear(x, pack(weight), norm=norm, residual=residual)
+    np.testing.assert_allclose(*(np.float32(y) for y in (got, expected)), **near)
+    down = random(num_in, 90, seed=4).astype(dtype) / 16
+    for kind in ("silu", "gelu_tanh"):
+        expected = gated_mlp(x, weight, down, kind, norm=norm, residual=x)
+        got = gated_mlp(x, pack(weight, gated=True), pack(down), kind, norm=norm, residual=x)
+        np.testing.assert_allclose(*(np.float32(y) for y in (got, expected)), **near)
+
+
+def test_a_gate_goes_with_a_weight_packed_for_it():
+    for gated, gate in ((True, None), (False, "silu")):
+        with pytest.raises(ValueError, match=f"gate {gate} .* gated={gated}"):
+            linear_native(random(2, 8), pack(random(4, 8), gated=gated), gate=gate)
 
 
 def test_an_int8_weight_multiplies_like_what_it_stands_for():
@@ -53,14 +107,22 @@ def test_rows_of_zeros_give_zeros_and_change_nothing_for_the_others():
     got = np.asarray(linear(jnp.where(dead[:, None], 0, x), weight))
     np.testing.assert_array_equal(got, np.where(dead[:, None], 0, alone))
     assert not np.asarray(linear(jnp.zeros((5, 24)), weight)).any()
+    residual = random(5, 70)
+    np.testing.assert_array_equal(linear(jnp.zeros((5, 24)), weight, residual=residual), residual)
 
 
-def test_the_rows_of_a_packed_weight_are_the_weights():
-    weight = random(70, 24)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_rows_of_a_packed_weight_are_the_weights(dtype, units):
+    weight = random(70, 24).astype(dtype)
+    # Of float32 in two halves of bfloat16, 16 bits are left.
+    near = {"rtol": 2**-16 if dtype == "float32" else 0, "atol": 0}
     index = jnp.array([0, 31, 32, 69, 5, 5])
-    np.testing.assert_array_equal(take_rows(pack(weight), index), weight[index])
+    rows = take_rows(pack(weight), index)
+    assert rows.dtype == dtype
+    np.testing.assert_allclose(np.float32(rows), np.float32(weight[index]), **near)
     # Padding may name any token: it gets some row, as of a plain weight.
-    np.testing.assert_array_equal(take_rows(pack(weight), jnp.array([-1, 700])), weight[([0, 69],)])
+    rows = take_rows(pack(weight), jnp.array([-1, 700]))
+    np.testing.assert_allclose(np.float32(rows), np.float32(weight[([0, 69],)]), **near)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.executor import JaxExecutor, compile_steps
 from jaxserve.models.attention import PagedAttention
 from jaxserve.models.decoder import Model
-from jaxserve.models.layers import apply_rope, gated_mlp, linear, rms_norm, rope_tables
+from jaxserve.models.layers import gated_mlp, linear, rms_norm, rope_tables
 from jaxserve.models.nnx import from_nnx
 from jaxserve.packing import pack
 from jaxserve.pages import PagePool
@@ -47,8 +47,7 @@ class Layer(nnx.Module):
         normed = rms_norm(x, self.attn_norm[...], c.norm_eps)
         heads = linear(normed, self.qkv[...]).reshape(len(x), -1, c.head_dim)
         q, k, v = jnp.split(heads, (c.num_heads, c.num_heads + c.num_kv_heads), axis=1)
-        q, k = apply_rope(q, rope), apply_rope(k, rope)
-        out, pages = attend(q, k, v, pages, scale=c.attention_scale, window=None)
+        out, pages = attend(q, k, v, pages, scale=c.attention_scale, window=None, rope=rope)
         x = x + linear(out.reshape(len(x), -1), self.out[...])
         normed = rms_norm(x, self.mlp_norm[...], c.norm_eps)
         return x + gated_mlp(normed, self.gate_up[...], self.down[...], "silu"), pages

@@ -22,6 +22,7 @@ from pallas_kernels.check import MAX_INT8_ELEMENTS
 from pallas_kernels.mosaic.support import Wanted
 from pallas_kernels.native.build import has_native
 from pallas_kernels.paged_attention import paged_attention, plan_attention
+from pallas_kernels.rope import Rope
 from pallas_kernels.target import Target, has_triton, local_target, runs_mosaic, runs_triton
 
 logger = logging.getLogger("jaxserve.attention")
@@ -43,8 +44,10 @@ class Attend(Protocol):
         *,
         scale: float,
         window: int | None,
+        rope: Rope | None = None,
     ) -> tuple[jax.Array, LayerPages]:
-        """Args q [T, H, D], k and v [T, K, D]. Returns [T, H, D] and the pages."""
+        """Args q [T, H, D], k and v [T, K, D], and by what q and k are still to be turned.
+        Returns [T, H, D] and the pages."""
         ...
 
 
@@ -102,9 +105,10 @@ class PagedAttention:
             *,
             scale: float,
             window: int | None,
+            rope: Rope | None = None,
         ) -> tuple[jax.Array, LayerPages]:
             cache = (pages.k, pages.v, *pages.scales)
-            k_pages, v_pages, *scales = write_kv(cache, k, v, slots, target=target)
+            k_pages, v_pages, *scales = write_kv(cache, k, v, slots, target=target, rope=rope)
             k_scale, v_scale = scales or (None, None)
             out = paged_attention(
                 q,
@@ -119,6 +123,7 @@ class PagedAttention:
                 window=window,
                 k_scale=k_scale,
                 v_scale=v_scale,
+                rope=rope,
             )
             return out, LayerPages(k_pages, v_pages, tuple(scales))
 

@@ -112,7 +112,7 @@ class Decoder:
 
     def unembed(self, params: Params, hidden: jax.Array) -> jax.Array:
         head = params["embed"] if self.config.tied_head else params["head"]
-        logits = linear(hidden, head, jnp.float32)
+        logits = linear(hidden, head, dtype=jnp.float32)
         cap = self.config.final_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 

@@ -8,7 +8,7 @@ import jax
 from checkpoints.model_config import LayerConfig, ModelConfig
 from jaxserve.batch import LayerPages
 from jaxserve.models.attention import Attend
-from jaxserve.models.layers import gated_mlp, rms_norm
+from jaxserve.models.layers import gated_mlp, linear, rms_norm
 from jaxserve.models.llama import Weights, attention
 
 
@@ -23,9 +23,8 @@ def block(
 ) -> tuple[jax.Array, LayerPages]:
     """One layer with sandwich norms: as `llama.block`, plus post_attn_norm and post_mlp_norm."""
     eps = config.norm_eps
-    normed = rms_norm(x, weights["attn_norm"], eps)
-    attended, pages = attention(config, layer, weights, normed, rope, pages, attend)
-    x = x + rms_norm(attended, weights["post_attn_norm"], eps)
-    normed = rms_norm(x, weights["mlp_norm"], eps)
-    mlp = gated_mlp(normed, weights["gate_up"], weights["down"], config.activation)
+    out, pages = attention(config, layer, weights, x, rope, pages, attend)
+    x = x + rms_norm(linear(out, weights["o"]), weights["post_attn_norm"], eps)
+    norm = (weights["mlp_norm"], eps)
+    mlp = gated_mlp(x, weights["gate_up"], weights["down"], config.activation, norm=norm)
     return x + rms_norm(mlp, weights["post_mlp_norm"], eps), pages

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from checkpoints.model_config import LayerConfig, ModelConfig
 from jaxserve.batch import LayerPages
 from jaxserve.models.attention import Attend
-from jaxserve.models.layers import apply_rope, gated_mlp, linear, rms_norm
+from jaxserve.models.layers import gated_mlp, linear, rms_norm
 
 Weights = dict[str, jax.Array]
 
@@ -33,11 +33,11 @@ def block(
         x: [T, E], the residual stream.
         rope: cos and sin of the step's positions.
     """
-    normed = rms_norm(x, weights["attn_norm"], config.norm_eps)
-    attended, pages = attention(config, layer, weights, normed, rope, pages, attend)
-    x = x + attended
-    normed = rms_norm(x, weights["mlp_norm"], config.norm_eps)
-    return x + gated_mlp(normed, weights["gate_up"], weights["down"], config.activation), pages
+    out, pages = attention(config, layer, weights, x, rope, pages, attend)
+    x = linear(out, weights["o"], residual=x)
+    mlp = (weights["gate_up"], weights["down"], config.activation)
+    norm = (weights["mlp_norm"], config.norm_eps)
+    return gated_mlp(x, *mlp, norm=norm, residual=x), pages
 
 
 def attention(
@@ -49,9 +49,9 @@ def attention(
     pages: LayerPages,
     attend: Attend,
 ) -> tuple[jax.Array, LayerPages]:
-    """Project, normalise, rotate, attend, project back. x and the result are [T, E]."""
+    """Normalise, project, rotate, attend: what is left is to project back, [T, H D] of x [T, E]."""
     num_tokens = x.shape[0]
-    qkv = linear(x, weights["qkv"])
+    qkv = linear(x, weights["qkv"], norm=(weights["attn_norm"], config.norm_eps))
     if config.qkv_bias:
         qkv = qkv + weights["qkv_bias"][None]
     heads = qkv.reshape(num_tokens, -1, config.head_dim)  # [T, H + 2K, D]
@@ -59,9 +59,9 @@ def attention(
     if config.qk_norm:
         q = rms_norm(q, weights["q_norm"], config.norm_eps)
         k = rms_norm(k, weights["k_norm"], config.norm_eps)
-    q, k = apply_rope(q, rope), apply_rope(k, rope)
-    out, pages = attend(q, k, v, pages, scale=config.attention_scale, window=layer.window)
-    return linear(out.reshape(num_tokens, -1), weights["o"]), pages
+    scale, window = config.attention_scale, layer.window
+    out, pages = attend(q, k, v, pages, scale=scale, window=window, rope=rope)
+    return out.reshape(num_tokens, -1), pages
 
 
 Params = dict[str, Any]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.native.build import require_native
+from pallas_kernels.rope import Rope
 
 
 def paged_attention_native(
@@ -22,8 +23,12 @@ def paged_attention_native(
     soft_cap: float | None = None,
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
+    rope: Rope | None = None,
 ) -> jax.Array:
-    """`reference.paged_attention_reference`; padding becomes 0."""
+    """`reference.paged_attention_reference` of queries that `rope` has turned; padding becomes 0.
+
+    What is turned is not rounded to the queries' dtype again.
+    """
     require_native()
     nothing = jnp.zeros(0, jnp.float32)
     return jax.ffi.ffi_call("jaxserve_paged_attention", jax.ShapeDtypeStruct(q.shape, q.dtype))(
@@ -35,6 +40,7 @@ def paged_attention_native(
         page_table,
         row_start,
         kv_len,
+        *(rope or (nothing, nothing)),
         scale=np.float32(scale),
         window=np.int64(window or 0),
         soft_cap=np.float32(soft_cap or 0),
@@ -42,12 +48,19 @@ def paged_attention_native(
 
 
 def write_kv_native(
-    pages: tuple[jax.Array, jax.Array], k: jax.Array, v: jax.Array, slots: jax.Array
+    pages: tuple[jax.Array, jax.Array],
+    k: jax.Array,
+    v: jax.Array,
+    slots: jax.Array,
+    *,
+    rope: Rope | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """`reference.write_kv_reference` into float pages, in place."""
+    """`reference.write_kv_reference` into float pages, in place, of keys that `rope` has turned."""
     require_native()
     k_pages, v_pages = pages
     out = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in pages]
-    call = jax.ffi.ffi_call("jaxserve_write_kv", out, input_output_aliases={3: 0, 4: 1})
-    written = call(k.astype(k_pages.dtype), v.astype(v_pages.dtype), slots, k_pages, v_pages)
+    call = jax.ffi.ffi_call("jaxserve_write_kv", out, input_output_aliases={5: 0, 6: 1})
+    cos, sin = rope or (jnp.zeros(0, jnp.float32),) * 2
+    k, v = k.astype(k_pages.dtype), v.astype(v_pages.dtype)
+    written = call(k, v, slots, cos, sin, k_pages, v_pages)
     return written[0], written[1]

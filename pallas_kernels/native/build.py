@@ -35,7 +35,7 @@ def has_native() -> bool:
     if os.environ.get("JAXSERVE_NATIVE") == "0":
         return False
     try:
-        library = ctypes.CDLL(str(_compiled()))
+        library = _library()
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("no C++ kernels for the CPU, plain jnp instead: %s", _reason(error))
         return False
@@ -45,10 +45,25 @@ def has_native() -> bool:
     return True
 
 
+@functools.cache
+def has_amx() -> bool:
+    """Whether the kernels multiply in Intel's matrix units (AMX): the CPU has them, the operating
+    system lets us, and `JAXSERVE_AMX` in the environment is not 0."""
+    if os.environ.get("JAXSERVE_AMX") == "0" or not has_native():
+        return False
+    request = _library().jaxserve_request_amx
+    request.restype = ctypes.c_bool
+    return bool(request())
+
+
 def require_native() -> None:
     """Make the kernels callable. Raises RuntimeError where they cannot be compiled."""
     if not has_native():
         raise RuntimeError("the C++ kernels need a C++ compiler: g++ or clang++")
+
+
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(str(_compiled()))
 
 
 def _compiled() -> Path:

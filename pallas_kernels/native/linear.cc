@@ -1,10 +1,15 @@
 // x [T, in] times a weight whose rows lie in panels: packed once, when it is loaded, where a library
-// call would pack it anew each time.
+// call would pack it anew each time. RMSNorm before it and what models do right after it (a residual
+// added, a gate) happen on the way.
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 #include <vector>
 
+#include "amx.h"
+#include "inputs.h"
+#include "numbers.h"
 #include "parallel.h"
 #include "vector.h"
 
@@ -13,32 +18,83 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int64_t kTokens = 20 * kRows;  // of one item: their packed inputs stay in the L2 cache
+constexpr int64_t kLine = 64;            // bytes of a cache line
+constexpr int64_t kItemBytes = 1 << 15;  // of weights, at least: what is worth handing out
+constexpr int64_t kInputBytes = 1 << 20;  // of an item: packed inputs stay in the L2 cache
 
-constexpr int64_t kLine = 64;  // bytes of a cache line
+enum Gate : int64_t { kNone, kSilu, kGelu };
 
-// Rows of x that are not all zeros: a step's padding is, and need not be multiplied.
-std::vector<int64_t> live_rows(const float* x, int64_t tokens, int64_t depth) {
-  std::vector<int64_t> live;
-  for (int64_t t = 0; t < tokens; ++t)
-    if (std::any_of(x + t * depth, x + (t + 1) * depth, [](float value) { return value != 0; }))
-      live.push_back(t);
-  return live;
-}
+// What becomes of the sums.
+struct Output {
+  Numbers out, residual;  // [T, columns]
+  const float* scale;     // of the weight's rows, in whole panels; null: none
+  Gate gate;              // of a panel's first half, times its second
+  int64_t columns;
 
-// Packed inputs of tokens [begin, end) times one panel; emit(token, sums) takes each one's columns.
-// next: what will be read after this panel.
-template <typename W, typename Emit>
-void multiply_panel(const float* packed, const W* weights, const void* next, int64_t depth,
+  void keep(int64_t row, int64_t panel, float* sums) const {
+    int width = gate == kNone ? kPanel : kPanel / 2;
+    for (int n = 0; scale && n < kPanel; n += kLanes)
+      store(sums + n, load(sums + n) * load(scale + panel * kPanel + n));
+    for (int n = 0; gate != kNone && n < width; n += kLanes) {
+      Vec x = load(sums + n);
+      store(sums + n, (gate == kSilu ? silu(x) : gelu(x)) * load(sums + width + n));
+    }
+    int64_t first = panel * width, at = row * columns + first;
+    int count = std::min<int64_t>(width, columns - first), n = 0;
+    for (; n + kLanes <= count; n += kLanes) {
+      Vec x = load(sums + n);
+      out.store(at + n, residual.data ? x + residual.load(at + n) : x);
+    }
+    for (; n < count; ++n)
+      out.set(at + n, residual.data ? sums[n] + residual.get(at + n) : sums[n]);
+  }
+
+  // Of a row of zeros.
+  void keep_nothing(int64_t row) const {
+    for (int64_t i = row * columns; i < (row + 1) * columns; ++i)
+      out.set(i, residual.data ? residual.get(i) : 0);
+  }
+};
+
+// Panels of float32 or int8, [in, kPanel].
+template <typename W>
+struct PlainPanel {
+  const W* weights;
+  Vec operator()(int64_t k, int v) const { return load(weights + k * kPanel + v * kLanes); }
+};
+
+// Panels of bfloat16 tiles, [ceil(in / 32), parts, 2, 16, 16, 2], for CPUs that have no tiles.
+template <int Parts>
+struct TilePanel {
+  const BFloat16* weights;
+  Vec operator()(int64_t k, int v) const {
+    using namespace amx;
+    int64_t column = v * kLanes;
+    const BFloat16* at = weights + (k / kDepth * Parts * 2 + column / kSide) * kTile +
+                         k % kDepth / 2 * kDepth + column % kSide * 2;
+    Vec x = half(at, k % 2);
+    return Parts == 1 ? x : x + half(at + 2 * kTile, k % 2);
+  }
+  // The first or the second of each pair.
+  static Vec half(const BFloat16* pairs, bool second) {
+    auto both = *reinterpret_cast<const Lanes<uint32_t>*>(pairs);
+    return reinterpret_cast<Vec>(second ? both & 0xffff0000u : both << 16);
+  }
+};
+
+// Packed inputs [begin, end) times one panel; emit(nth, sums) takes each one's columns.
+// next: what is likely read after this panel.
+template <typename Panel, typename Emit>
+void multiply_panel(const float* packed, const Panel& panel, const void* next, int64_t depth,
                     int64_t begin, int64_t end, Emit emit) {
-  for (int64_t token = begin; token < end; token += kRows) {
-    int rows = std::min<int64_t>(kRows, end - token);
-    const float* inputs = packed + token * depth;
-    // The first two groups of tokens fetch the panel after this one, a cache line a turn: a panel of
-    // float32 is two lines deep. The others have it, and touch what they hold anyway.
-    int64_t group = (token - begin) / kRows;
+  for (int64_t nth = begin; nth < end; nth += kRows) {
+    int rows = std::min<int64_t>(kRows, end - nth);
+    const float* inputs = packed + nth * depth;
+    // The first two groups of rows fetch what comes next, a cache line a turn: a panel of float32 is
+    // two lines deep. The others have it, and touch what they hold anyway.
+    int64_t group = (nth - begin) / kRows;
     const char* ahead = group < 2 ? static_cast<const char*>(next) + group * depth * kLine
-                                  : reinterpret_cast<const char*>(weights);
+                                  : reinterpret_cast<const char*>(panel.weights);
     int64_t line = group < 2 ? kLine : 0;
     alignas(64) float sums[kRows * kPanel] = {};
     with_rows<kRows>(rows, [&]<int M>() {
@@ -46,99 +102,201 @@ void multiply_panel(const float* packed, const W* weights, const void* next, int
         tile<M, 2>(
             depth, [&](int m, int64_t k) { return inputs[k * M + m]; },
             [&](int64_t k, int v) {
-              if (v == 0) __builtin_prefetch(ahead + k * line, 0, 2);
-              return load(weights + k * kPanel + column + v * kLanes);
+              if (v == 0) prefetch(ahead + k * line);
+              return panel(k, column / kLanes + v);
             },
             sums + column, kPanel);
     });
-    for (int m = 0; m < rows; ++m) emit(token + m, sums + m * kPanel);
+    for (int m = 0; m < rows; ++m) emit(nth + m, sums + m * kPanel);
   }
 }
 
-template <typename W>
-void multiply(ffi::ThreadPool& pool, const float* x, const W* panels, const float* scale,
-              float* out, int64_t num_rows, int64_t depth, int64_t columns) {
-  std::vector<int64_t> live = live_rows(x, num_rows, depth);
-  int64_t tokens = live.size();
-  for (int64_t t = 0, next = 0; t < num_rows; ++t)
-    if (next < tokens && live[next] == t)
+// As above, widened once for many rows.
+template <typename Panel, typename Emit>
+void multiply_widened(const float* packed, const Panel& panel, const void* next, int64_t depth,
+                      int64_t begin, int64_t end, Emit emit) {
+  thread_local std::vector<float> wide;
+  wide.resize(depth * kPanel);
+  for (int64_t k = 0; k < depth; ++k)
+    for (int v = 0; v < kPanel / kLanes; ++v)
+      store(&wide[k * kPanel + v * kLanes], panel(k, v));
+  multiply_panel(packed, PlainPanel<float>{wide.data()}, next, depth, begin, end, emit);
+}
+
+#if defined(JAXSERVE_AMX)
+
+// Inputs of up to two groups of 16 rows times one panel: 4 tiles of sums, [rows, kPanel].
+template <int Parts, int Groups>
+void multiply_tiles(const BFloat16* x, const BFloat16* weights, int64_t blocks, float* sums) {
+  using namespace amx;
+  constexpr int kRowBytes = kDepth * sizeof(BFloat16), kSumBytes = kPanel * sizeof(float);
+  const BFloat16* below = x + blocks * Parts * kTile;
+  zero<0>(), zero<1>();
+  if constexpr (Groups == 2) zero<2>(), zero<3>();
+  auto load_x = [&](int64_t block, int part) {
+    load<4>(x + (block * Parts + part) * kTile, kRowBytes);
+    if constexpr (Groups == 2) load<5>(below + (block * Parts + part) * kTile, kRowBytes);
+  };
+  auto load_weights = [&](int64_t block, int part) {
+    load<6>(weights + (block * Parts + part) * 2 * kTile, kRowBytes);
+    load<7>(weights + ((block * Parts + part) * 2 + 1) * kTile, kRowBytes);
+  };
+  auto add = [] {
+    multiply<0, 4, 6>(), multiply<1, 4, 7>();
+    if constexpr (Groups == 2) multiply<2, 5, 6>(), multiply<3, 5, 7>();
+  };
+  for (int64_t block = 0; block < blocks; ++block) {
+    // Of two parts: low x high, high x high, high x low. Low x low is below float32's rounding.
+    load_x(block, Parts - 1);
+    load_weights(block, 0);
+    add();
+    if constexpr (Parts == 2) {
+      load_x(block, 0);
+      add();
+      load_weights(block, 1);
+      add();
+    }
+  }
+  store<0>(sums, kSumBytes), store<1>(sums + kSide, kSumBytes);
+  if constexpr (Groups == 2)
+    store<2>(sums + kSide * kPanel, kSumBytes), store<3>(sums + kSide * kPanel + kSide, kSumBytes);
+}
+
+#endif
+
+// run(panel, next, begin, end, emit) for every panel and block of inputs. next: a panel.
+template <typename Run>
+void for_panels(ffi::ThreadPool& pool, const Inputs& inputs, const Output& output,
+                int64_t num_panels, int64_t panel_bytes, int64_t row_bytes, Run run) {
+  int64_t rows = inputs.live.size();
+  int64_t block = std::max<int64_t>(1, kInputBytes / row_bytes / 48) * 48;  // whole groups of rows
+  int64_t blocks = (rows + block - 1) / block;
+  int64_t stride = std::max<int64_t>(1, kItemBytes / panel_bytes);
+  int64_t strides = (num_panels + stride - 1) / stride;
+  // Threads take items in turn.
+  int64_t turn = stride == 1 ? std::max<int64_t>(1, pool.num_threads()) : 1;
+  parallel_for(pool, blocks * strides, [&](int64_t item) {
+    int64_t begin = item / strides * block, end = std::min(rows, begin + block);
+    int64_t first = item % strides * stride;
+    for (int64_t panel = first; panel < std::min(num_panels, first + stride); ++panel)
+      run(panel, panel + turn, begin, end, [&](int64_t nth, float* sums) {
+        output.keep(inputs.live[nth], panel, sums);
+      });
+  });
+}
+
+template <typename Panel, typename W>
+void multiply_lanes(ffi::ThreadPool& pool, const Inputs& inputs, const Output& output,
+                    const W* panels, int64_t num_panels, int64_t panel_size) {
+  std::vector<float> packed = inputs.as_groups(pool);
+  int64_t depth = inputs.depth;
+  auto run = [&](int64_t nth, int64_t next, int64_t begin, int64_t end, auto emit) {
+    Panel panel{panels + nth * panel_size};
+    const W* ahead = panels + next * panel_size;
+    if (!std::is_same_v<W, float> && end - begin > kRows)
+      multiply_widened(packed.data(), panel, ahead, depth, begin, end, emit);
+    else
+      multiply_panel(packed.data(), panel, ahead, depth, begin, end, emit);
+  };
+  for_panels(pool, inputs, output, num_panels, panel_size * sizeof(W), depth * sizeof(float), run);
+}
+
+#if defined(JAXSERVE_AMX)
+
+template <int Parts>
+void multiply_amx(ffi::ThreadPool& pool, const Inputs& inputs, const Output& output,
+                  const BFloat16* panels, int64_t num_panels, int64_t panel_size) {
+  using namespace amx;
+  std::vector<BFloat16> packed = inputs.as_tiles(pool, Parts);
+  int64_t blocks = (inputs.depth + kDepth - 1) / kDepth, row_size = blocks * Parts * kDepth;
+  // Nothing is fetched ahead: the CPU's own prefetcher does as well.
+  auto run = [&](int64_t panel, int64_t, int64_t begin, int64_t end, auto emit) {
+    Tiles tiles;
+    const BFloat16* weights = panels + panel * panel_size;
+    alignas(64) float sums[2 * kSide * kPanel];
+    for (int64_t nth = begin; nth < end; nth += 2 * kSide) {
+      const BFloat16* x = packed.data() + nth * row_size;
+      int64_t rows = std::min<int64_t>(2 * kSide, end - nth);
+      if (rows > kSide)
+        multiply_tiles<Parts, 2>(x, weights, blocks, sums);
+      else
+        multiply_tiles<Parts, 1>(x, weights, blocks, sums);
+      for (int64_t m = 0; m < rows; ++m) emit(nth + m, sums + m * kPanel);
+    }
+  };
+  for_panels(pool, inputs, output, num_panels, panel_size * sizeof(BFloat16),
+             row_size * sizeof(BFloat16), run);
+}
+
+#endif
+
+ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer panels,
+                  ffi::Buffer<ffi::F32> scale, ffi::Buffer<ffi::F32> norm, ffi::AnyBuffer residual,
+                  float eps, int64_t gate, bool use_amx, ffi::Result<ffi::AnyBuffer> out) {
+  if (!are_numbers(x) || !are_numbers(residual) || !are_numbers(*out))
+    return ffi::Error::InvalidArgument("inputs and results must be float32 or bfloat16");
+  auto shape = panels.dimensions();
+  int64_t depth = x.dimensions()[1], num_panels = shape[0];
+  int64_t panel_size = num_panels ? panels.element_count() / num_panels : 0;
+  auto data = [](const ffi::Buffer<ffi::F32>& buffer) {
+    return buffer.element_count() ? buffer.typed_data() : nullptr;
+  };
+  Inputs inputs{Numbers::of(x), x.dimensions()[0], depth, {data(norm), eps}};
+  Output output{Numbers::of(*out), Numbers::of(residual), data(scale), Gate(gate),
+                out->dimensions()[1]};
+  inputs.find_live();
+  for (int64_t row = 0, next = 0; row < inputs.num_rows; ++row)
+    if (next < int64_t(inputs.live.size()) && inputs.live[next] == row)
       ++next;
     else
-      std::fill_n(out + t * columns, columns, 0.0f);
-  if (tokens == 0) return;
+      output.keep_nothing(row);
+  if (inputs.live.empty()) return ffi::Error::Success();
 
-  // Inputs, kRows tokens at a time, depth-major: a tile reads them in order.
-  int64_t groups = (tokens + kRows - 1) / kRows;
-  std::vector<float> packed(groups * kRows * depth);
-  parallel_for(pool, groups, [&](int64_t group) {
-    float* to = packed.data() + group * kRows * depth;
-    int rows = std::min<int64_t>(kRows, tokens - group * kRows);
-    for (int m = 0; m < rows; ++m) {
-      const float* from = x + live[group * kRows + m] * depth;
-      for (int64_t k = 0; k < depth; ++k) to[k * rows + m] = from[k];
-    }
-  });
-
-  int64_t num_panels = (columns + kPanel - 1) / kPanel;
-  int64_t blocks = (tokens + kTokens - 1) / kTokens;
-  // Few tokens: several panels an item, so that an item is worth handing out.
-  int64_t stride = std::max<int64_t>(1, 8 / std::min<int64_t>(tokens, 8));
-  int64_t strides = (num_panels + stride - 1) / stride;
-  parallel_for(pool, blocks * strides, [&](int64_t item) {
-    int64_t begin = item / strides * kTokens, end = std::min(tokens, begin + kTokens);
-    int64_t first = item % strides * stride;
-    for (int64_t panel = first; panel < std::min(num_panels, first + stride); ++panel) {
-      const W* weights = panels + panel * depth * kPanel;
-      int64_t width = std::min<int64_t>(kPanel, columns - panel * kPanel);
-      auto emit = [&](int64_t token, const float* sums) {
-        float* to = out + live[token] * columns + panel * kPanel;
-        if (scale == nullptr)
-          std::copy(sums, sums + width, to);
-        else
-          for (int64_t n = 0; n < width; ++n) to[n] = sums[n] * scale[panel * kPanel + n];
-      };
-      if constexpr (!std::is_same_v<W, float>) {
-        if (end - begin > kRows) {  // widened once, for many tokens
-          thread_local std::vector<float> wide;
-          wide.resize(depth * kPanel);
-          for (int64_t i = 0; i < depth * kPanel; i += kLanes) store(&wide[i], load(weights + i));
-          multiply_panel(packed.data(), wide.data(), weights + depth * kPanel, depth, begin, end,
-                         emit);
-          continue;
-        }
-      }
-      multiply_panel(packed.data(), weights, weights + depth * kPanel, depth, begin, end, emit);
-    }
-  });
-}
-
-ffi::Error linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer panels,
-                  ffi::Buffer<ffi::F32> scale, ffi::Result<ffi::Buffer<ffi::F32>> out) {
-  auto shape = panels.dimensions();  // [panels, in, kPanel]
-  int64_t tokens = x.dimensions()[0], depth = shape[1], columns = out->dimensions()[1];
-  if (shape[2] != kPanel || x.dimensions()[1] != depth)
+  bool plain = shape.size() == 3;
+  int64_t blocks = (depth + amx::kDepth - 1) / amx::kDepth;
+  if (plain ? shape[1] != depth || shape[2] != kPanel
+            : shape.size() != 7 || shape[1] != blocks || panel_size % (blocks * 2 * amx::kTile))
     return ffi::Error::InvalidArgument("panels do not fit the input");
-  auto run = [&](auto* weights, const float* scales) {
-    multiply(pool, x.typed_data(), weights, scales, out->typed_data(), tokens, depth, columns);
+  auto with = [&](auto multiply, auto* weights) {
+    multiply(pool, inputs, output, weights, num_panels, panel_size);
     return ffi::Error::Success();
   };
-  switch (panels.element_type()) {
-    case ffi::F32:
-      return run(panels.typed_data<float>(), nullptr);
-    case ffi::S8:
-      return run(panels.typed_data<int8_t>(), scale.typed_data());
-    default:
-      return ffi::Error::InvalidArgument("panels must be float32 or int8");
-  }
+  if (plain && panels.element_type() == ffi::F32)
+    return with(multiply_lanes<PlainPanel<float>, float>, panels.typed_data<float>());
+  if (plain && panels.element_type() == ffi::S8)
+    return with(multiply_lanes<PlainPanel<int8_t>, int8_t>, panels.typed_data<int8_t>());
+  if (plain || panels.element_type() != ffi::BF16)
+    return ffi::Error::InvalidArgument("panels must be float32, int8 or tiles of bfloat16");
+  auto* tiles = static_cast<const BFloat16*>(panels.untyped_data());
+  bool halves = shape[2] == 2;
+#if defined(JAXSERVE_AMX)
+  if (use_amx) return halves ? with(multiply_amx<2>, tiles) : with(multiply_amx<1>, tiles);
+#endif
+  return halves ? with(multiply_lanes<TilePanel<2>, BFloat16>, tiles)
+                : with(multiply_lanes<TilePanel<1>, BFloat16>, tiles);
 }
 
 }  // namespace
 }  // namespace jaxserve
 
+// Whether products may use the matrix units: the CPU has them and the kernel lets us.
+extern "C" bool jaxserve_request_amx() {
+#if defined(JAXSERVE_AMX)
+  return jaxserve::amx::request();
+#else
+  return false;
+#endif
+}
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_linear, jaxserve::linear,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::AnyBuffer>()
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>());
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Attr<float>("eps")
+                                  .Attr<int64_t>("gate")
+                                  .Attr<bool>("use_amx")
+                                  .Ret<xla::ffi::AnyBuffer>());

@@ -35,6 +35,16 @@ inline Vec splat(float x) { return x - Vec{}; }  // adding 0 would turn -0 into 
 inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
 inline void store(float* p, Vec x) { *reinterpret_cast<Vec*>(p) = x; }
 
+// Asks for a cache line in the L2 cache. GCC takes a function that does nothing else for one without
+// effect, and drops its calls: hence the assembly.
+inline void prefetch(const void* p) {
+#if defined(__x86_64__)
+  asm volatile("prefetcht1 %0" ::"m"(*static_cast<const char*>(p)));
+#else
+  __builtin_prefetch(p, 0, 2);
+#endif
+}
+
 // bfloat16 is the upper half of a float32.
 struct BFloat16 {
   uint16_t bits;
@@ -57,6 +67,15 @@ inline Vec load(const int8_t* p) {
 
 using Float16 = _Float16;
 
+inline Vec load(const Float16* p) {
+  Vec out;
+  for (int i = 0; i < kLanes; ++i) out[i] = p[i];
+  return out;
+}
+inline void store(Float16* p, Vec x) {
+  for (int i = 0; i < kLanes; ++i) p[i] = x[i];
+}
+
 inline float widen(float x) { return x; }
 inline float widen(Float16 x) { return x; }
 inline float widen(int8_t x) { return x; }
@@ -74,6 +93,43 @@ inline void narrow(float x, BFloat16* out) {
   std::memcpy(&bits, &x, sizeof bits);
   bool nan = x != x;
   out->bits = nan ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // nearest, ties to even
+}
+
+// Lanes of bfloat16 to float32 and back.
+inline Vec load(const BFloat16* p) {
+#if defined(__AVX512F__)
+  __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return reinterpret_cast<Vec>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+#else
+  auto bits = *reinterpret_cast<const Lanes<uint16_t>*>(p);
+  return reinterpret_cast<Vec>(__builtin_convertvector(bits, Lanes<uint32_t>) << 16);
+#endif
+}
+
+inline void store(BFloat16* p, Vec x) {
+#if defined(__AVX512BF16__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      (__m256i)_mm512_cvtneps_pbh(reinterpret_cast<__m512>(x)));
+#else
+  auto bits = reinterpret_cast<Lanes<uint32_t>>(x);
+  bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  bits = x != x ? Lanes<uint32_t>{} + 0x7fc0 : bits;
+  *reinterpret_cast<Lanes<uint16_t>*>(p) = __builtin_convertvector(bits, Lanes<uint16_t>);
+#endif
+}
+
+template <typename T>
+inline void widen(const T* from, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+  for (; i < count; ++i) to[i] = widen(from[i]);
+}
+
+template <typename T>
+inline void narrow(const float* from, int64_t count, T* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+  for (; i < count; ++i) narrow(from[i], to + i);
 }
 
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
@@ -114,6 +170,8 @@ inline float sum(Vec x) {
   return out[0];
 }
 
+inline Vec absolute(Vec x) { return x < 0 ? -x : x; }
+
 // e^x for x <= 0: a polynomial over a reduced argument (Cephes expf), 2 ulp. Below e^-87 it stays
 // at that; NaN stays NaN.
 inline Vec exp_of_negative(Vec x) {
@@ -130,6 +188,23 @@ inline Vec exp_of_negative(Vec x) {
   Vec y = p * r * r + r + 1.0f;
   IntVec exponent = (reinterpret_cast<IntVec>(shifted) - 0x4b400000 + 127) << 23;
   return y * reinterpret_cast<Vec>(exponent);
+}
+
+// x / (1 + e^-x)
+inline Vec silu(Vec x) {
+  Vec e = exp_of_negative(-absolute(x));
+  return x * (x < 0 ? e : splat(1.0f)) / (1.0f + e);
+}
+
+inline Vec tanh(Vec x) {
+  Vec e = exp_of_negative(-2.0f * absolute(x));
+  Vec y = (1.0f - e) / (1.0f + e);
+  return x < 0 ? -y : y;
+}
+
+// By tanh, as models use it: Hendrycks & Gimpel 2016.
+inline Vec gelu(Vec x) {
+  return 0.5f * x * (1.0f + tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
 }
 
 // c[m][:] += sum over k of a(m, k) * b(k, :), for M rows and V vectors of columns. Every element is
