@@ -84,6 +84,9 @@ def test_each_point_is_one_line_of_json(bench, store, tmp_path):
         ("bench.overload", ["no-such-model"], "no-such-model"),
         ("bench.overload", [MODEL, "--ttft-ms", "0"], "more than 0 ms"),
         ("bench.gpu_check", ["--out", "/no/such/folder/check.json"], "/no/such/folder"),
+        ("bench.step", ["no-such-model"], "no-such-model"),
+        ("bench.step", [MODEL, "--tokens", "9", "--context", "8"], "no --tokens fit"),
+        ("bench.step", [MODEL, "--step", "examples.norm_probe"], "package.module:factory"),
         ("bench.serve", [MODEL, "--url", "http://127.0.0.1:9"], "--vocab-size"),
         ("bench.serve", ["--url", "http://127.0.0.1:9", "--vocab-size", "9"], "127.0.0.1:9"),
     ],
@@ -263,3 +266,26 @@ def test_the_quality_of_a_text_is_what_a_plain_forward_pass_gives_it():
     worse = quality.compare(scores._replace(logprobs=scores.logprobs - by_turns), scores)
     assert worse["logprob_change"] == pytest.approx(-0.5)
     assert worse["logprob_change_stderr"] == pytest.approx(0.5 / 148**0.5, rel=1e-3)
+
+
+def test_steps_are_timed_beside_each_other_at_every_size_and_drawn(store, tmp_path):
+    file, plot = tmp_path / "points.jsonl", tmp_path / "step.svg"
+    sizes = ["--rows", "1", "3", "--tokens", "1", "8", "--context", "4", "20", "--repeats=2"]
+    other = ["--step", "examples.norm_probe:make_step"]
+    outputs = ["--json", str(file), "--plot", str(plot)]
+    done = run("bench.step", MODEL, "--store", store, *sizes, *other, *outputs)
+    assert done.returncode == 0, done.stderr
+    assert file.read_text() == done.stdout
+    points = [json.loads(line) for line in done.stdout.splitlines()]
+    measured = [(point["rows"], point["tokens"], point["context"]) for point in points]
+    fitting = [(r, t, c) for r in (1, 3) for t, c in ((1, 4), (1, 20), (8, 20))]
+    assert measured == fitting * 2, "8 tokens do not fit into 4"
+    assert [point["step"] for point in points] == ["default"] * 6 + [other[1]] * 6
+    for point in points:
+        low, high = point["step_ms_range"]
+        assert 0 < low <= point["step_ms"] <= high
+        assert point["tokens_per_s"] == pytest.approx(
+            1e3 * point["rows"] * point["tokens"] / point["step_ms"], rel=1e-2
+        )
+    assert done.stderr.count("ms") == 2 and "norm_probe" in done.stderr
+    assert plot.read_text().count("<polyline") == 6
