@@ -464,7 +464,7 @@ def test_a_server_without_a_folder_says_so():
     with running_server() as server:
         for path in ("/v1/files", "/v1/batches"):
             reply = server.request("GET", path)
-            assert (reply.status, "--batch-dir" in reply.error["message"]) == (503, True)
+            assert (reply.status, "--batch-dir" in reply.error["message"]) == (404, True)
 
 
 # The client library

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from jaxserve.errors import ConfigError, EngineStopped, RequestError
+from jaxserve.errors import ConfigError, EngineStopped, NotFound, RequestError
 from jaxserve.server.answer import read_json
 from jaxserve.server.auth import CALLER
 from jaxserve.server.batch_runner import ENDPOINTS, BatchRunner
@@ -44,10 +44,10 @@ class BatchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class Batching:
-    """The runner, or why there is none."""
+    """The runner, or why there is none although there should be."""
 
     runner: BatchRunner | None = None
-    why_not: str = "this server keeps no files: start it with --batch-dir DIR"
+    why_not: str | None = None
 
 
 BATCHING = web.AppKey("batching", Batching)
@@ -79,11 +79,13 @@ async def keep_batches(app: web.Application) -> AsyncIterator[None]:
 
 
 def runner_of(http: web.Request) -> BatchRunner:
-    """Raises EngineStopped where there is none."""
+    """Raises NotFound where nobody asked for one, EngineStopped where it could not be had."""
     batching = http.app[BATCHING]
-    if batching.runner is None:
+    if batching.runner is not None:
+        return batching.runner
+    if batching.why_not is not None:
         raise EngineStopped(batching.why_not)
-    return batching.runner
+    raise NotFound("this server keeps no files: start it with --batch-dir DIR")
 
 
 async def create_batch(http: web.Request) -> web.Response:
