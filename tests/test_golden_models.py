@@ -20,6 +20,7 @@ from jaxserve.engine import Engine
 from jaxserve.executor import JaxExecutor, compile_steps, empty_state
 from jaxserve.models.attention import PagedAttention
 from jaxserve.models.decoder import Decoder
+from jaxserve.models.packed import pack_params
 from jaxserve.packing import pack
 from jaxserve.pages import PagePool
 from jaxserve.scheduler import Scheduler
@@ -49,16 +50,25 @@ class Golden:
         )
 
 
-def load(checkpoint: Checkpoint, name: str) -> Golden:
+def load(checkpoint: Checkpoint, name: str, attention: PagedAttention) -> Golden:
     expected = json.loads((FIXTURES / f"{name}.golden.json").read_text())
     params = checkpoint.load(dtype=jnp.float32)
-    return Golden(Decoder(checkpoint.config, PagedAttention()), params, expected)
+    if attention.kind == "native":
+        params = pack_params(params, tied_head=checkpoint.config.tied_head)
+    return Golden(Decoder(checkpoint.config, attention), params, expected)
 
 
-@pytest.fixture(scope="module", params=["smollm2-135m-instruct", "gemma-3-270m"])
+MODELS = {"smollm2-135m-instruct": "smollm2", "gemma-3-270m": "gemma3_270m"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(name, kind) for name in MODELS for kind in ("cpu", "native")],
+    ids="-".join,
+)
 def golden(request: pytest.FixtureRequest) -> Golden:
-    fixture = {"smollm2-135m-instruct": "smollm2", "gemma-3-270m": "gemma3_270m"}[request.param]
-    return load(request.getfixturevalue(fixture), request.param)
+    name, kind = request.param
+    return load(request.getfixturevalue(MODELS[name]), name, PagedAttention(kind))
 
 
 def test_greedy_tokens_equal_the_golden_ones_all_served_together(golden):
