@@ -279,6 +279,9 @@ def main(argv: list[str] | None = None) -> int:
         traceback.print_exc()
         kind = "" if isinstance(error, JaxserveError) else f"{type(error).__name__}: "
         return _fail(link, f"{kind}{error}")
+    finally:
+        # It ends by itself: what cleans up on the way out is not to be broken off.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return 0
 
 

@@ -228,3 +228,21 @@ def test_a_hangup_reads_the_keys_again(tmp_path):
         assert status(port, "new") == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 0
+
+
+def test_a_worker_on_its_way_out_is_not_asked_to_go(tmp_path):
+    ending = f"""
+import atexit, os, signal, sys
+sys.path[:0] = {PATHS}
+from jaxserve import worker
+atexit.register(lambda: (os.kill(os.getpid(), signal.SIGTERM), print("cleaned up")))
+sys.exit(worker.main(["--config", "no settings", "--socket", {str(tmp_path / "s")!r}]))
+"""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        done = subprocess.run(
+            [sys.executable, "-c", ending], capture_output=True, text=True, timeout=60
+        )
+    assert (done.returncode, done.stdout) == (1, "cleaned up\n")
+    assert "SystemExit" not in done.stderr
