@@ -77,7 +77,7 @@ struct TilePanel {
   }
   // The first or the second of each pair.
   static Vec half(const BFloat16* pairs, bool second) {
-    auto both = *reinterpret_cast<const Lanes<uint32_t>*>(pairs);
+    auto both = unaligned<Lanes<uint32_t>>(pairs);
     return reinterpret_cast<Vec>(second ? both & 0xffff0000u : both << 16);
   }
 };

@@ -32,8 +32,16 @@ using IntVec = Lanes<int32_t>;
 
 inline Vec splat(float x) { return x - Vec{}; }  // adding 0 would turn -0 into 0: an instruction
 
-inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
-inline void store(float* p, Vec x) { *reinterpret_cast<Vec*>(p) = x; }
+// Wherever p points: Clang takes a vector behind a pointer for aligned, whatever its type says.
+template <typename V>
+inline V unaligned(const void* p) {
+  V x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+inline Vec load(const float* p) { return unaligned<Vec>(p); }
+inline void store(float* p, Vec x) { std::memcpy(p, &x, sizeof x); }
 
 // Asks for a cache line in the L2 cache. GCC takes a function that does nothing else for one without
 // effect, and drops its calls: hence the assembly.
@@ -101,7 +109,7 @@ inline Vec load(const BFloat16* p) {
   __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return reinterpret_cast<Vec>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 #else
-  auto bits = *reinterpret_cast<const Lanes<uint16_t>*>(p);
+  auto bits = unaligned<Lanes<uint16_t>>(p);
   return reinterpret_cast<Vec>(__builtin_convertvector(bits, Lanes<uint32_t>) << 16);
 #endif
 }
@@ -114,7 +122,8 @@ inline void store(BFloat16* p, Vec x) {
   auto bits = reinterpret_cast<Lanes<uint32_t>>(x);
   bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   bits = x != x ? Lanes<uint32_t>{} + 0x7fc0 : bits;
-  *reinterpret_cast<Lanes<uint16_t>*>(p) = __builtin_convertvector(bits, Lanes<uint16_t>);
+  auto halves = __builtin_convertvector(bits, Lanes<uint16_t>);
+  std::memcpy(p, &halves, sizeof halves);
 #endif
 }
 
