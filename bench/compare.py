@@ -196,20 +196,26 @@ def peak_mb(pid: int) -> float:
     return total + int(status.split("VmHWM:")[1].split()[0]) / 1000
 
 
-async def compare(flags: argparse.Namespace) -> list[Point]:
+async def compare(flags: argparse.Namespace) -> tuple[list[Point], list[str]]:
+    """The points, and what became of engines that failed: what they did before counts."""
     vocab_size = open_checkpoint(flags.model, Store(flags.store)).config.vocab_size
     works = [Work(c, p) for p, c in product(flags.prompts, flags.concurrency)]
     found: dict[tuple[str, str, Work], list[Round]] = {}
     peaks: dict[tuple[str, str], float] = {}
+    failed: list[str] = []
     for run, engine in product(range(flags.runs), list(engines(flags))):
         key = (engine.name, engine.precision)
-        async with engine.start() as running:
-            async for work, measured in run_engine(running, works, flags, vocab_size, run):
-                found.setdefault((*key, work), []).append(measured)
-                rate = output_rate(measured)
-                print(f"run {run}: {' '.join(key)} {work}: {rate:.4g} tok/s", file=sys.stderr)
-            peaks[key] = max(peaks.get(key, 0.0), peak_mb(running.pid))
-    return [point(key, rounds, peaks[key[0], key[1]]) for key, rounds in found.items()]
+        try:
+            async with engine.start() as running:
+                async for work, measured in run_engine(running, works, flags, vocab_size, run):
+                    found.setdefault((*key, work), []).append(measured)
+                    peaks[key] = max(peaks.get(key, 0.0), peak_mb(running.pid))
+                    rate = output_rate(measured)
+                    print(f"run {run}: {' '.join(key)} {work}: {rate:.4g} tok/s", file=sys.stderr)
+        except (BenchError, aiohttp.ClientError, TimeoutError) as error:
+            failed.append(f"{' '.join(key)}, run {run}: {error or type(error).__name__}")
+    points = [point(key, rounds, peaks[key[0], key[1]]) for key, rounds in found.items()]
+    return points, failed
 
 
 def output_rate(measured: Round) -> float:
@@ -234,7 +240,7 @@ def point(key: tuple[str, str, Work], rounds: Sequence[Round], rss_mb: float) ->
     }
 
 
-def print_points(points: Sequence[Point], missing: Sequence[str]) -> None:
+def print_points(points: Sequence[Point], failed: Sequence[str]) -> None:
     table = Table("engine", "precision", "prompt", "C", "tok/s", "range", "ratio", "TTFT p95 ms")
     own = {
         (p["prompt"], p["concurrency"]): p["output_tok_s"]
@@ -249,9 +255,11 @@ def print_points(points: Sequence[Point], missing: Sequence[str]) -> None:
         table.add_row(*map(str, cells))
     console = Console(stderr=True, width=120)
     console.print(table)
-    console.print(
-        "ratio: our first precision over this one. Missing: " + (", ".join(missing) or "none")
-    )
+    there = {point["engine"] for point in points}
+    missing = ", ".join(peer for peer in PEERS if peer not in there)
+    console.print(f"ratio: our first precision over this one. Missing: {missing or 'none'}")
+    for line in failed:
+        console.print(f"failed: {line}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -273,16 +281,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--start-timeout", type=float, default=600.0, metavar="SECONDS")
     parser.add_argument("--out", type=Path)
     flags = parser.parse_args(argv)
-    try:
-        points = asyncio.run(compare(flags))
-    except (BenchError, aiohttp.ClientError) as error:
-        print(f"bench.compare: {error}", file=sys.stderr)
-        return 1
-    there = {str(each["engine"]) for each in points}
-    print_points(points, [peer for peer in PEERS if peer not in there])
+    points, failed = asyncio.run(compare(flags))
+    print_points(points, failed)
     if flags.out:
         flags.out.write_text(json.dumps([p | machine_facts() for p in points], indent=1) + "\n")
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
