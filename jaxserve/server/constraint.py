@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from jaxserve.errors import RequestError
 from jaxserve.request import MAX_CONSTRAINT_BYTES, Constraint
-from jaxserve.server.openai import ChatBody, CompletionBody, ResponseFormat, StructuredOutputs
+from jaxserve.server.openai import GenerationBody, ResponseFormat, StructuredOutputs
 
 ANY_OBJECT = '{"type": "object"}'
 BACKENDS = ("auto", "guidance", "llguidance")
@@ -34,7 +34,7 @@ class Asked:
         return self.name.partition(".")[0]
 
 
-def asked_constraint(body: CompletionBody | ChatBody) -> Asked | None:
+def asked_constraint(body: GenerationBody) -> Asked | None:
     """What the answer has to be like; None leaves it free.
 
     Raises:
@@ -120,7 +120,7 @@ def from_options(given: StructuredOutputs | None) -> list[Asked]:
     return found
 
 
-def from_guided(body: CompletionBody | ChatBody) -> list[Asked]:
+def from_guided(body: GenerationBody) -> list[Asked]:
     """What vLLM's older fields ask for."""
     return sources(
         "guided_", body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar
@@ -159,7 +159,7 @@ def one_of(texts: list[str], prefix: str) -> Constraint:
     return Constraint("lark", "start: " + " | ".join(map(json.dumps, texts)) if texts else "")
 
 
-def asked_whitespace(body: CompletionBody | ChatBody) -> Asked | None:
+def asked_whitespace(body: GenerationBody) -> Asked | None:
     """What may be between tokens of JSON, as text."""
     name, pattern = "guided_whitespace_pattern", body.guided_whitespace_pattern
     options = body.structured_outputs

@@ -14,7 +14,7 @@ from jaxserve.server.answer_constraint import answer_constraint
 from jaxserve.server.constraint import asked_constraint
 from jaxserve.server.keys import NOBODY, Caller
 from jaxserve.server.limits import Limits, within
-from jaxserve.server.openai import ChatBody, CompletionBody, StreamOptions
+from jaxserve.server.openai import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from jaxserve.server.prompts import Prompt, chat_prompt, completion_prompts
 from jaxserve.server.reading import NO_HABITS, PLAIN, Habits, Reading, chat_reading
 from jaxserve.server.sampling import sampling_params
@@ -144,7 +144,7 @@ def plan_chat(
 
 
 def plan(
-    body: CompletionBody | ChatBody,
+    body: GenerationBody,
     prompts: tuple[Prompt, ...],
     n: int,
     tokenizer: Tokenizer,

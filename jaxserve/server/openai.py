@@ -151,10 +151,9 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     disable_additional_properties: bool | None = None
 
 
-class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of POST /v1/completions. None stands for absent everywhere."""
+class GenerationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both endpoints take. None stands for absent everywhere."""
 
-    prompt: str | list[str | int | list[int]] | None = None
     model: str | None = None
     max_tokens: Int | None = None
     temperature: float | None = None
@@ -174,11 +173,8 @@ class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     n: Int | None = None
-    best_of: Int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    logprobs: Int | None = None
-    echo: bool | None = None
     truncate_prompt_tokens: Int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -198,32 +194,20 @@ class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user: str | None = None
 
 
-class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of POST /v1/chat/completions. None stands for absent everywhere."""
+class CompletionBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/completions."""
+
+    prompt: str | list[str | int | list[int]] | None = None
+    best_of: Int | None = None
+    logprobs: Int | None = None
+    echo: bool | None = None
+
+
+class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/chat/completions."""
 
     messages: list[Message] | None = None
-    model: str | None = None
-    max_tokens: Int | None = None
     max_completion_tokens: Int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    min_tokens: Int | None = None
-    seed: Int | None = None
-    stop: str | list[str] | None = None
-    include_stop_str_in_output: bool | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    n: Int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     tools: list[Tool] | None = None
@@ -231,26 +215,9 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, object] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    guided_whitespace_pattern: str | None = None
-    guided_decoding_backend: str | None = None
-    skip_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
-    prompt_logprobs: Int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    truncate_prompt_tokens: Int | None = None
     chat_template_kwargs: dict[str, object] | None = None
-    cache_salt: str | None = None
-    service_tier: str | None = None
-    priority: Int | None = None
-    timeout: float | None = None
-    user: str | None = None
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)

@@ -8,7 +8,7 @@ from jaxserve.errors import RequestError
 from jaxserve.request import SamplingParams
 from jaxserve.server.limits import Limits, within
 from jaxserve.server.listed import allowed_token_ids, bad_words, check_listed, logit_bias
-from jaxserve.server.openai import ChatBody, CompletionBody
+from jaxserve.server.openai import GenerationBody
 from jaxserve.server.prompts import check_vocabulary
 from jaxserve.server.text import Tokenizer
 
@@ -19,7 +19,7 @@ REPETITION_PENALTIES = (0.01, 100.0)
 
 
 def sampling_params(
-    body: CompletionBody | ChatBody,
+    body: GenerationBody,
     tokenizer: Tokenizer,
     limits: Limits,
     top_logprobs: int | None,
