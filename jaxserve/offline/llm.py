@@ -32,7 +32,15 @@ Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 
-DIFFERENT = {"seed", "bad_words", "prompt_logprobs", "logit_bias", "top_logprobs", "constraint"}
+DIFFERENT = {
+    "seed",
+    "bad_words",
+    "prompt_logprobs",
+    "logit_bias",
+    "top_logprobs",
+    "constraint",
+    "pooling",
+}
 """Fields of SamplingParams that a request's body says otherwise, or not at all."""
 
 
@@ -151,6 +159,10 @@ class LLM:
 
         `sampling` goes before what the body says. Raises RequestError if it cannot be served.
         """
+        if sampling is not None and sampling.pooling is not None:
+            raise RequestError(
+                "pooling is for vectors, and this generates tokens: leave it out", param="pooling"
+            )
         asked = dict(body) if sampling is None else dict(body) | body_fields(sampling)
         chat = "messages" in asked
         if chat and sampling is not None and sampling.top_logprobs is not None:
