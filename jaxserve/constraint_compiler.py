@@ -58,6 +58,8 @@ class ConstraintCompiler:
         return wanted
 
     def _compile(self, request: Request, came: float) -> None:
+        if request.request_id not in self._wanted:
+            return  # whoever sends and leaves keeps no thread from the others
         constraint = request.sampling.constraint
         assert constraint is not None
         result: LLMatcher | RequestError

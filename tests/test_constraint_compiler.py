@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from constraint_toys import constrained, grammars
 from engines import make_engine, request
 from text_toys import byte_level, metaspace
 
-from jaxserve.constraint_compiler import Compiled, ConstraintCompiler
+from jaxserve.constraint_compiler import THREADS, Compiled, ConstraintCompiler
 from jaxserve.errors import RequestError
 from jaxserve.frames import Abort, Events, Submit
 from jaxserve.grammar import KEPT, Grammars
@@ -31,6 +32,24 @@ def test_each_request_gets_a_matcher_of_its_own():
     assert len({id(each.result) for each in results}) == 3
     assert all(compiler.take(name) for name in "abc")
     assert not compiler.take("a")
+
+
+def test_what_was_dropped_before_its_turn_is_not_compiled():
+    busy, compiled = threading.Event(), []
+
+    def matcher(constraint):
+        compiled.append(constraint)
+        busy.wait(TIMEOUT)
+
+    done: queue.SimpleQueue[Compiled] = queue.SimpleQueue()
+    compiler = ConstraintCompiler(SimpleNamespace(matcher=matcher), done.put)
+    for number in range(THREADS + 3):
+        compiler.add(constrained(str(number), Constraint("regex", str(number))), came=1.0)
+    compiler.drop(str(number) for number in range(THREADS, THREADS + 2))
+    busy.set()
+    asked = {done.get(timeout=TIMEOUT).request.request_id for _ in range(THREADS + 1)}
+    assert asked == {constraint.text for constraint in compiled}
+    assert asked == {"0", "1", str(THREADS + 2)} and done.empty()
 
 
 class Link:
@@ -74,11 +93,14 @@ def test_a_worker_serves_free_and_constrained_requests_and_refuses_what_is_no_go
     assert ends == {"good": "stop", "free": "length", "bad": "error"}
 
 
-def test_a_request_dropped_while_it_is_compiled_leaves_nothing_behind():
+def test_a_request_dropped_once_it_is_compiled_leaves_nothing_behind():
     worker, link = make_worker()
     worker._act(Submit((constrained("left", GOOD), constrained("stays", GOOD))), 0.0)
+    compiled = [link.inbox.get(timeout=TIMEOUT) for _ in range(2)]
     worker._act(Abort(("left", "unknown")), 0.0)
-    events = run(worker, link, 2)
+    for each in compiled:
+        worker._act(*each)
+    events = run(worker, link, 0)
     assert {event.request_id for event in events} == {"stays"}
     assert worker._engine.scheduler.pool.num_live == 0
 
