@@ -51,8 +51,13 @@ def test_the_curl_streams_a_sensible_answer(live: LiveServer):
     assert "Paris" in text
 
 
-def test_the_python_snippet_prints_a_sensible_answer(live: LiveServer):
-    (snippet,) = [block for block in blocks("python") if ADDRESS in block]
+@pytest.mark.parametrize("client", ["openai", "jaxserve"])
+def test_a_clients_python_snippet_prints_a_sensible_answer(client, live: LiveServer):
+    (snippet,) = [
+        block
+        for block in blocks("python")
+        if ADDRESS in block and block.split()[1].startswith(client)
+    ]
     done = subprocess.run(
         [sys.executable, "-c", snippet.replace(ADDRESS, live.url)],
         capture_output=True,
