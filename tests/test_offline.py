@@ -187,15 +187,21 @@ def test_more_prompts_than_are_let_wait_at_once(llm):
 
 def test_an_interrupt_ends_the_call_and_not_the_engine(llm):
     before = signal.getsignal(signal.SIGINT)
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    scheduler = llm._loaded.engine.scheduler
+
+    def interrupt():
+        while not scheduler.running:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    user = threading.Thread(target=interrupt, daemon=True)
+    user.start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[1 + i % 300] for i in range(4000)], greedy(200), ignore_eos=True)
-    timer.join()
+    user.join()
     assert time.monotonic() - started < 20
     assert signal.getsignal(signal.SIGINT) is before
-    scheduler = llm._loaded.engine.scheduler
     assert not scheduler.running and not scheduler.waiting
     assert llm.generate("hello", greedy(3), ignore_eos=True)[0].finish_reason == "length"
 
