@@ -352,6 +352,8 @@ def test_other_lists_are_refused(server, query, param):
         (form(b"x")[:-30], FORM, None),
         (form(b"x" * 100)[:-60], FORM, None),
         (form(b"x", purpose="fine-tune"), FORM, "purpose"),
+        (form(b"x").replace(b"in.jsonl", b"\xff.jsonl"), FORM, "file"),
+        (form(b"x").replace(b'"purpose"', b'"\xff"'), FORM, None),
         (form(b"x", purpose="b" * 2000), FORM, "purpose"),
         (form(b"x").replace(b'"purpose"', b'"other"'), FORM, "other"),
         (form(b"x").replace(b'"file"', b'"purpose"'), FORM, "purpose"),

@@ -113,6 +113,13 @@ def test_other_failures_have_the_same_shape(server):
     assert wrong_method.error["code"] == "method_not_allowed"
 
 
+@pytest.mark.parametrize("name", ["Authorization", "Cookie"])
+def test_a_header_of_bytes_that_are_no_text_is_no_fault(server, name):
+    headers = {"Content-Type": "application/json", name: b"Bearer \xff\xfe"}
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    assert server.request("POST", "/v1/completions", body, headers).status == 200
+
+
 def test_a_body_over_the_limit_gets_413():
     with running_server(max_body_bytes=1000) as server:
         reply = server.complete("a" * 2000)

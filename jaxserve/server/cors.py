@@ -39,6 +39,8 @@ def answer_preflights(origins: Collection[str]) -> Middleware:
         if not asks or allowed(request.headers.get("Origin"), origins) is None:
             return await handler(request)
         wanted = request.headers.get("Access-Control-Request-Headers", SENT)
+        if not wanted.isascii():
+            wanted = SENT
         headers = {
             "Access-Control-Allow-Methods": METHODS,
             "Access-Control-Allow-Headers": wanted,

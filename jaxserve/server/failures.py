@@ -51,7 +51,12 @@ def detail(
 ) -> ErrorDetail:
     """The inner part of the body, also sent when a stream breaks off."""
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return ErrorDetail(message, kind, param, code or CODES.get(status))
+    return ErrorDetail(as_text(message), kind, param and as_text(param), code or CODES.get(status))
+
+
+def as_text(said: str) -> str:
+    """What a client sent may hold bytes that are no text; an answer spells them out."""
+    return said.encode(errors="backslashreplace").decode()
 
 
 def failure_of(error: JaxserveError) -> web.Response:

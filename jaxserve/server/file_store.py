@@ -83,8 +83,9 @@ class FileStore:
         os.link(content, place)
         size = place.stat().st_size
         file = FileObject(file_id, size, int(time.time()), filename, purpose)
-        self._records[file_id] = record = Record(file, owner)
+        record = Record(file, owner)
         write_whole(self._folder / f"{file_id}.json", msgspec.json.encode(record))
+        self._records[file_id] = record
         return file
 
     def get(self, file_id: str, owner: str) -> FileObject:

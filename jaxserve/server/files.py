@@ -59,6 +59,8 @@ async def read_form(form: MultipartReader, upload: Upload, owner: str) -> FileOb
                 purpose = await read_field(part)
             case "file" if filename is None:
                 filename = part.filename or "upload.jsonl"
+                if not filename.isprintable():
+                    raise RequestError("the file's name is no text: send it as UTF-8", param="file")
                 while chunk := await part.read_chunk(CHUNK):
                     upload.write(chunk)
             case name:
