@@ -176,9 +176,10 @@ def test_a_file_without_lines_fails(server, lines):
     assert "no lines" in batch["errors"]["data"][0]["message"]
 
 
-def test_a_file_with_too_many_lines_fails(server, monkeypatch):
+@pytest.mark.parametrize("lines", [[line(str(i)) for i in range(3)], [line("a"), b"", b""]])
+def test_a_file_with_too_many_lines_fails_blank_ones_counted(server, monkeypatch, lines):
     monkeypatch.setattr(batch_lines, "MAX_LINES", 2)
-    batch = ended(server, begin(server, [line(str(i)) for i in range(3)]))
+    batch = ended(server, begin(server, lines))
     assert "more than 2 lines" in batch["errors"]["data"][0]["message"]
 
 
@@ -349,6 +350,7 @@ def test_other_lists_are_refused(server, query, param):
         (b"", {"Content-Type": "multipart/form-data"}, None),
         (b"", FORM, None),
         (b"nonsense", FORM, None),
+        (f"--{BOUNDARY}\r\n-2.6+16--{BOUNDARY}--\r\n".encode(), FORM, None),
         (form(b"x")[:-30], FORM, None),
         (form(b"x" * 100)[:-60], FORM, None),
         (form(b"x", purpose="fine-tune"), FORM, "purpose"),

@@ -102,9 +102,11 @@ class Scan:
 
 
 def scan(path: Path) -> Scan:
-    """Count the lines that are not blank."""
+    """Count the lines that are not blank. Blank ones take time as well, and room in the limit."""
     count = 0
-    for count, _ in enumerate(numbered(path), 1):
-        if count > MAX_LINES:
-            return Scan(count, f"the file has more than {MAX_LINES} lines: split it")
+    with path.open("rb") as lines:
+        for number, raw in enumerate(lines, 1):
+            if number > MAX_LINES:
+                return Scan(count, f"the file has more than {MAX_LINES} lines: split it")
+            count += not raw.isspace()
     return Scan(count) if count else Scan(0, "the file has no lines: send one request a line")

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp.http import HttpProcessingError
 
 from jaxserve.errors import RequestError
 from jaxserve.server.auth import CALLER
@@ -43,7 +44,7 @@ async def upload_file(http: web.Request) -> web.Response:
             file = await read_form(await http.multipart(), upload, http[CALLER].owner)
         except RequestError:
             raise
-        except (ValueError, LookupError, web.RequestPayloadError) as error:
+        except (ValueError, LookupError, web.RequestPayloadError, HttpProcessingError) as error:
             raise RequestError(f"the form cannot be read: {error}") from error
     return json_response(file)
 
