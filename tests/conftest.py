@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from fixture_files import TINY
 from live import LiveServer, live_server
 
 import checkpoints
@@ -16,13 +17,11 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-FIXTURES = Path(__file__).parent / "fixtures"
-
 
 @pytest.fixture(scope="session")
 def tiny() -> Path:
     """Folder of small random checkpoints, one a family."""
-    return FIXTURES / "tiny"
+    return TINY
 
 
 @pytest.fixture(scope="session")

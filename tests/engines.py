@@ -6,12 +6,12 @@ import functools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from fixture_files import TINY
 
 import checkpoints
 from jaxserve.batch import BatchDescriptor, DeviceState, StepShape
@@ -34,7 +34,6 @@ MAX_CONTEXT = 512
 MAX_ROWS = 8
 NUM_PAGES = 161
 ORACLE_TOKENS = 176  # one padded shape for every text the oracle is asked about
-TINY = Path(__file__).parent / "fixtures" / "tiny"
 FAMILIES = sorted(folder.name for folder in TINY.iterdir())
 
 

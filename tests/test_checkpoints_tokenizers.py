@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_toys import write_gguf
+from fixture_files import FIXTURES
 from tokenizers import Tokenizer
 
 from checkpoints import CheckpointError
@@ -15,7 +16,6 @@ from checkpoints.gguf_metadata import Metadata
 from checkpoints.gguf_tokenizer import read_gguf_tokenizer
 from checkpoints.hf_tokenizer import read_hf_tokenizer
 
-FIXTURES = Path(__file__).parent / "fixtures"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
 

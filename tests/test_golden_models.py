@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from array import array
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines import drain, request
+from fixture_files import FIXTURES
 
 from checkpoints import Checkpoint
 from jaxserve.batch import DeviceState, StepShape
@@ -28,7 +28,6 @@ from jaxserve.sequence import Sequence as Row
 from jaxserve.sequence import Span
 from jaxserve.step import make_step
 
-FIXTURES = Path(__file__).parent / "fixtures"
 PAGE_SIZE, MAX_PAGES, NUM_PAGES, ROWS, CHUNK = 16, 32, 130, 16, 128
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import aiohttp
 import openai
 import pytest
+from fixture_files import FIXTURES
 from live import LiveServer, live_server
 
 MODEL = "smollm2-135m-instruct"
-GOLDEN = json.loads((Path(__file__).parent / "fixtures" / f"{MODEL}.golden.json").read_text())
+GOLDEN = json.loads((FIXTURES / f"{MODEL}.golden.json").read_text())
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
+from fixture_files import TINY
 
 from jaxserve.cli import main
 from jaxserve.plan import (
     Plan,
 )
-
-TINY = Path(__file__).parent / "fixtures" / "tiny"
 
 
 def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:

@@ -9,7 +9,7 @@ import socket
 import ssl
 
 import pytest
-from conftest import FIXTURES
+from fixture_files import FIXTURES
 from toy_model import MODEL
 from toy_server import TIMEOUT, Server, running_server
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
+from fixture_files import FIXTURES
 from tokenizers import Tokenizer as HubTokenizer
 
 from jaxserve.errors import RequestError
 from jaxserve.tokenizer import Tokenizer
-
-FIXTURES = Path(__file__).parent / "fixtures"
 
 
 @dataclass(frozen=True)
