@@ -40,8 +40,15 @@ inline V unaligned(const void* p) {
   return x;
 }
 
+// GCC moves 64 bytes as two halves through the stack, and a load of both then waits for its stores:
+// hence the intrinsics.
+#if defined(__AVX512F__)
+inline Vec load(const float* p) { return reinterpret_cast<Vec>(_mm512_loadu_ps(p)); }
+inline void store(float* p, Vec x) { _mm512_storeu_ps(p, reinterpret_cast<__m512>(x)); }
+#else
 inline Vec load(const float* p) { return unaligned<Vec>(p); }
 inline void store(float* p, Vec x) { std::memcpy(p, &x, sizeof x); }
+#endif
 
 // Asks for a cache line in the L2 cache. GCC takes a function that does nothing else for one without
 // effect, and drops its calls: hence the assembly.
