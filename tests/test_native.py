@@ -111,6 +111,16 @@ def test_rows_of_zeros_give_zeros_and_change_nothing_for_the_others():
     np.testing.assert_array_equal(linear(jnp.zeros((5, 24)), weight, residual=residual), residual)
 
 
+@pytest.mark.parametrize("place", [0, 5, 31, 32, 76])
+def test_a_row_of_zeros_with_a_nan_in_it_is_none(place):
+    x, weight = np.zeros((3, 77), np.float32), pack(random(70, 77))
+    x[1, place] = np.nan
+    x[2] = -0.0
+    got = np.asarray(linear(jnp.asarray(x), weight))
+    assert np.isnan(got[1]).all()
+    assert not got[[0, 2]].any()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_rows_of_a_packed_weight_are_the_weights(dtype, units):
     weight = random(70, 24).astype(dtype)

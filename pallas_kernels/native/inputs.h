@@ -1,5 +1,5 @@
 // The left side of a product: rows of x that are not all zeros (a step's padding is), perhaps
-// normalised, laid out as the product reads them.
+// normalised, laid out as the product reads them, in memory of the calling thread.
 
 #pragma once
 
@@ -8,6 +8,7 @@
 #include "amx.h"
 #include "numbers.h"
 #include "parallel.h"
+#include "scratch.h"
 
 namespace jaxserve {
 
@@ -20,15 +21,10 @@ struct Inputs {
   Numbers x;  // [rows, depth]
   int64_t num_rows, depth;
   Norm norm;
-  std::vector<int64_t> live{};
+  std::vector<int64_t> live{}, zeros{};  // rows
 
   void find_live() {
-    for (int64_t row = 0; row < num_rows; ++row)
-      for (int64_t k = row * depth; k < (row + 1) * depth; ++k)
-        if (x.get(k) != 0) {
-          live.push_back(row);
-          break;
-        }
+    for (int64_t row = 0; row < num_rows; ++row) (is_live(row) ? live : zeros).push_back(row);
   }
 
   // Hands out the n-th live row, a vector at a time: put(k, x). What is past its end is 0.
@@ -57,38 +53,60 @@ struct Inputs {
   }
 
   // [groups of kRows rows, depth, rows of the group]: a register tile reads them in order.
-  std::vector<float> as_groups(xla::ffi::ThreadPool& pool) const {
+  const float* as_groups(xla::ffi::ThreadPool& pool) const {
+    thread_local Scratch<float> scratch;
     int64_t rows = live.size(), groups = (rows + kRows - 1) / kRows;
-    std::vector<float> packed(rows * depth);
+    float* packed = scratch.get(rows * depth);
     parallel_for(pool, groups, [&](int64_t group) {
       int64_t first = group * kRows;
       int count = std::min<int64_t>(kRows, rows - first);
       for (int m = 0; m < count; ++m)
         read(first + m, [&](int64_t k, Vec some) {
-          float* to = packed.data() + first * depth + k * count + m;
+          float* to = packed + first * depth + k * count + m;
           for (int i = 0; i < std::min<int64_t>(kLanes, depth - k); ++i) to[i * count] = some[i];
         });
     });
     return packed;
   }
 
-  // [groups of 16 rows, ceil(depth / 32), parts, 16, 32]: bfloat16 tiles, zeros past either end.
+  // [groups of 16 rows, ceil(depth / 32), parts, 16, 32]: bfloat16 tiles, zeros past the depth; past
+  // the last row is whatever was there, which only sums that nobody reads are made of.
   // Two parts: what the first one's rounding left is in the second.
-  std::vector<BFloat16> as_tiles(xla::ffi::ThreadPool& pool, int parts) const {
+  const BFloat16* as_tiles(xla::ffi::ThreadPool& pool, int parts) const {
     using namespace amx;
+    thread_local Scratch<BFloat16> scratch;
     int64_t rows = live.size(), groups = (rows + kSide - 1) / kSide;
     int64_t blocks = (depth + kDepth - 1) / kDepth;
-    std::vector<BFloat16> packed(groups * blocks * parts * kTile);
+    BFloat16* packed = scratch.get(groups * blocks * parts * kTile);
     parallel_for(pool, groups, [&](int64_t group) {
-      BFloat16* tiles = packed.data() + group * blocks * parts * kTile;
-      for (int64_t m = 0; m < std::min<int64_t>(kSide, rows - group * kSide); ++m)
-        read(group * kSide + m, [&](int64_t k, Vec some) {
+      BFloat16* tiles = packed + group * blocks * parts * kTile;
+      for (int64_t m = 0; m < std::min<int64_t>(kSide, rows - group * kSide); ++m) {
+        auto put = [&](int64_t k, Vec some) {
           BFloat16* to = tiles + k / kDepth * parts * kTile + m * kDepth + k % kDepth;
           store(to, some);
           if (parts == 2) store(to + kTile, some - load(to));
-        });
+        };
+        read(group * kSide + m, put);
+        for (int64_t k = (depth + kLanes - 1) / kLanes * kLanes; k < blocks * kDepth; k += kLanes)
+          put(k, Vec{});
+      }
     });
     return packed;
+  }
+
+ private:
+  // NaN is not zero, -0 is.
+  bool is_live(int64_t row) const {
+    int64_t k = row * depth, end = k + depth;
+    if (x.get(k) != 0) return true;
+    IntVec bits{};
+    for (; k + kLanes <= end; k += kLanes)
+      bits |= reinterpret_cast<IntVec>(x.load(k)) & 0x7fffffff;
+    for (; k < end; ++k)
+      if (x.get(k) != 0) return true;
+    for (int i = 0; i < kLanes; ++i)
+      if (bits[i] != 0) return true;
+    return false;
   }
 };
 

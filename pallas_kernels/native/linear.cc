@@ -11,6 +11,7 @@
 #include "inputs.h"
 #include "numbers.h"
 #include "parallel.h"
+#include "scratch.h"
 #include "vector.h"
 
 namespace jaxserve {
@@ -20,6 +21,7 @@ namespace ffi = xla::ffi;
 
 constexpr int64_t kLine = 64;            // bytes of a cache line
 constexpr int64_t kItemBytes = 1 << 15;  // of weights, at least: what is worth handing out
+constexpr int64_t kRunBytes = 1 << 20;   // of weights, at most: a thread reads them in one run
 constexpr int64_t kInputBytes = 1 << 20;  // of an item: packed inputs stay in the L2 cache
 
 enum Gate : int64_t { kNone, kSilu, kGelu };
@@ -51,8 +53,9 @@ struct Output {
 
   // Of a row of zeros.
   void keep_nothing(int64_t row) const {
-    for (int64_t i = row * columns; i < (row + 1) * columns; ++i)
-      out.set(i, residual.data ? residual.get(i) : 0);
+    int64_t i = row * columns, end = i + columns;
+    for (; i + kLanes <= end; i += kLanes) out.store(i, residual.data ? residual.load(i) : Vec{});
+    for (; i < end; ++i) out.set(i, residual.data ? residual.get(i) : 0);
   }
 };
 
@@ -115,12 +118,12 @@ void multiply_panel(const float* packed, const Panel& panel, const void* next, i
 template <typename Panel, typename Emit>
 void multiply_widened(const float* packed, const Panel& panel, const void* next, int64_t depth,
                       int64_t begin, int64_t end, Emit emit) {
-  thread_local std::vector<float> wide;
-  wide.resize(depth * kPanel);
+  thread_local Scratch<float> scratch;
+  float* wide = scratch.get(depth * kPanel);
   for (int64_t k = 0; k < depth; ++k)
     for (int v = 0; v < kPanel / kLanes; ++v)
-      store(&wide[k * kPanel + v * kLanes], panel(k, v));
-  multiply_panel(packed, PlainPanel<float>{wide.data()}, next, depth, begin, end, emit);
+      store(wide + k * kPanel + v * kLanes, panel(k, v));
+  multiply_panel(packed, PlainPanel<float>{wide}, next, depth, begin, end, emit);
 }
 
 #if defined(JAXSERVE_AMX)
@@ -171,15 +174,16 @@ void for_panels(ffi::ThreadPool& pool, const Inputs& inputs, const Output& outpu
   int64_t rows = inputs.live.size();
   int64_t block = std::max<int64_t>(1, kInputBytes / row_bytes / 48) * 48;  // whole groups of rows
   int64_t blocks = (rows + block - 1) / block;
-  int64_t stride = std::max<int64_t>(1, kItemBytes / panel_bytes);
+  // Memory is fastest read in long runs; several a thread, for they are not equally fast.
+  auto in = [&](int64_t bytes) { return std::max<int64_t>(1, bytes / panel_bytes); };
+  int64_t share = num_panels / (4 * std::max<int64_t>(1, pool.num_threads()));
+  int64_t stride = std::clamp(share, in(kItemBytes), in(kRunBytes));
   int64_t strides = (num_panels + stride - 1) / stride;
-  // Threads take items in turn.
-  int64_t turn = stride == 1 ? std::max<int64_t>(1, pool.num_threads()) : 1;
   parallel_for(pool, blocks * strides, [&](int64_t item) {
     int64_t begin = item / strides * block, end = std::min(rows, begin + block);
     int64_t first = item % strides * stride;
     for (int64_t panel = first; panel < std::min(num_panels, first + stride); ++panel)
-      run(panel, panel + turn, begin, end, [&](int64_t nth, float* sums) {
+      run(panel, panel + 1, begin, end, [&](int64_t nth, float* sums) {
         output.keep(inputs.live[nth], panel, sums);
       });
   });
@@ -188,15 +192,15 @@ void for_panels(ffi::ThreadPool& pool, const Inputs& inputs, const Output& outpu
 template <typename Panel, typename W>
 void multiply_lanes(ffi::ThreadPool& pool, const Inputs& inputs, const Output& output,
                     const W* panels, int64_t num_panels, int64_t panel_size) {
-  std::vector<float> packed = inputs.as_groups(pool);
+  const float* packed = inputs.as_groups(pool);
   int64_t depth = inputs.depth;
   auto run = [&](int64_t nth, int64_t next, int64_t begin, int64_t end, auto emit) {
     Panel panel{panels + nth * panel_size};
     const W* ahead = panels + next * panel_size;
     if (!std::is_same_v<W, float> && end - begin > kRows)
-      multiply_widened(packed.data(), panel, ahead, depth, begin, end, emit);
+      multiply_widened(packed, panel, ahead, depth, begin, end, emit);
     else
-      multiply_panel(packed.data(), panel, ahead, depth, begin, end, emit);
+      multiply_panel(packed, panel, ahead, depth, begin, end, emit);
   };
   for_panels(pool, inputs, output, num_panels, panel_size * sizeof(W), depth * sizeof(float), run);
 }
@@ -207,7 +211,7 @@ template <int Parts>
 void multiply_amx(ffi::ThreadPool& pool, const Inputs& inputs, const Output& output,
                   const BFloat16* panels, int64_t num_panels, int64_t panel_size) {
   using namespace amx;
-  std::vector<BFloat16> packed = inputs.as_tiles(pool, Parts);
+  const BFloat16* packed = inputs.as_tiles(pool, Parts);
   int64_t blocks = (inputs.depth + kDepth - 1) / kDepth, row_size = blocks * Parts * kDepth;
   // Nothing is fetched ahead: the CPU's own prefetcher does as well.
   auto run = [&](int64_t panel, int64_t, int64_t begin, int64_t end, auto emit) {
@@ -215,7 +219,7 @@ void multiply_amx(ffi::ThreadPool& pool, const Inputs& inputs, const Output& out
     const BFloat16* weights = panels + panel * panel_size;
     alignas(64) float sums[2 * kSide * kPanel];
     for (int64_t nth = begin; nth < end; nth += 2 * kSide) {
-      const BFloat16* x = packed.data() + nth * row_size;
+      const BFloat16* x = packed + nth * row_size;
       int64_t rows = std::min<int64_t>(2 * kSide, end - nth);
       if (rows > kSide)
         multiply_tiles<Parts, 2>(x, weights, blocks, sums);
@@ -245,11 +249,7 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer panels,
   Output output{Numbers::of(*out), Numbers::of(residual), data(scale), Gate(gate),
                 out->dimensions()[1]};
   inputs.find_live();
-  for (int64_t row = 0, next = 0; row < inputs.num_rows; ++row)
-    if (next < int64_t(inputs.live.size()) && inputs.live[next] == row)
-      ++next;
-    else
-      output.keep_nothing(row);
+  for (int64_t row : inputs.zeros) output.keep_nothing(row);
   if (inputs.live.empty()) return ffi::Error::Success();
 
   bool plain = shape.size() == 3;
