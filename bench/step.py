@@ -37,6 +37,7 @@ from jaxserve.aot.target import settle_for_cpu
 from jaxserve.batch import NULL_PAGE, StepShape
 from jaxserve.errors import JaxserveError
 from jaxserve.executor import JaxExecutor, compile_steps, empty_state
+from jaxserve.huge_pages import settle_on_huge_pages
 from jaxserve.models.attention import cache_dtype, choose_attention, wanted_attention
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.packed import pack_params
@@ -115,6 +116,7 @@ def measure(flags: argparse.Namespace) -> Iterator[Point]:
                 max_rows=most_rows,
                 dtype=kv_dtype,
             )
+            settle_on_huge_pages(jax.tree.leaves((params, state)))
             shape = StepShape(rows * tokens, rows, pages, PAGE_SIZE)
             executor = JaxExecutor(params, state, compile_steps(step, params, state, [shape]))
             seconds = time_step(executor, spans_of(rows, tokens, context), flags.repeats)

@@ -24,6 +24,7 @@ from jaxserve.engine import Engine
 from jaxserve.errors import ConfigError
 from jaxserve.executor import JaxExecutor, Progress, compile_steps, empty_state
 from jaxserve.grammar import Grammars
+from jaxserve.huge_pages import settle_on_huge_pages
 from jaxserve.models.attention import (
     PagedAttention,
     cache_dtype,
@@ -108,6 +109,7 @@ def load_engine(config: EngineConfig, *, progress: Progress | None = None) -> Lo
         max_rows=sizes.max_rows,
         dtype=kv_dtype,
     )
+    settle_on_huge_pages(jax.tree.leaves((params, state)))
     shapes = sizes.shapes(max_context)
     if config.executables is None:
         threads = max(1, min(len(shapes), os.cpu_count() or 1))

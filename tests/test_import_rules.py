@@ -62,6 +62,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.prefix": ("jaxserve.pages", "jaxserve.sequence"),
     # The promise: plain Python, told the time.
     "jaxserve.drain": (),
+    "jaxserve.huge_pages": (),
     "jaxserve.priority": (),
     "jaxserve.policy": ("jaxserve.drain", "jaxserve.request", "jaxserve.sequence"),
     "jaxserve.limits": (*TYPES, "jaxserve.policy", "jaxserve.sequence"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 
@@ -13,7 +14,7 @@ from toy_worker import DIE, ERROR, FAIL, HANG, SLOW
 from jaxserve.config import ServerConfig
 from jaxserve.frames import LENGTH
 from jaxserve.server.run import Stop, serve
-from jaxserve.server.supervisor import Patience, describe_exit
+from jaxserve.server.supervisor import Patience, describe_exit, start_process
 
 
 @pytest.fixture(scope="module")
@@ -192,3 +193,19 @@ def test_a_worker_whose_steps_are_long_is_not_taken_for_one_that_hangs(longest_s
     with running_server(*flags, heartbeat_timeout=0.1) as server:
         reply = server.complete([*b"ab"], max_tokens=3)
         assert (reply.status == 200) == survives
+
+
+@pytest.mark.parametrize("own", [None, "glibc.malloc.perturb=1"])
+def test_the_worker_allocates_on_large_pages_unless_the_user_tuned_it(tmp_path, monkeypatch, own):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if own is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", own)
+    found = tmp_path / "found"
+    command = ["/bin/sh", "-c", f'printf %s "$GLIBC_TUNABLES $HOME" > {found}']
+
+    async def run() -> None:
+        process = await start_process(command)
+        await process.wait()
+
+    asyncio.run(run())
+    assert found.read_text() == f"{own or 'glibc.malloc.hugetlb=1'} {os.environ['HOME']}"

@@ -23,6 +23,8 @@ Connected = asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
 logger = logging.getLogger("jaxserve.server")
 
 READ_BUFFER_BYTES = 1 << 20
+MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""A step's temporaries on large pages too; where the C library is another, nobody reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +176,9 @@ class Supervisor:
 
 async def start_process(command: list[str]) -> Process:
     """Start a process in a session of its own. Cancelled meanwhile, it leaves none behind."""
+    environment = {**MALLOC, **os.environ}
     starting = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(*command, start_new_session=True)
+        asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True)
     )
     try:
         return await asyncio.shield(starting)
