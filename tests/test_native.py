@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import PACKINGS, SETTINGS, make_case, operands, oracle, tolerance
 
 from jaxserve.errors import ConfigError
 from jaxserve.models.attention import choose_attention
 from jaxserve.models.layers import gated_mlp, linear, take_rows
 from pallas_kernels.native import build
 from pallas_kernels.native.linear import PANEL, linear_native, pack
+from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.target import Target
 
 
 def random(*shape: int, seed: int = 0) -> jax.Array:
@@ -119,6 +124,24 @@ def test_a_row_of_zeros_with_a_nan_in_it_is_none(place):
     got = np.asarray(linear(jnp.asarray(x), weight))
     assert np.isnan(got[1]).all()
     assert not got[[0, 2]].any()
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_attention_is_as_right_without_the_matrix_units(setting, units):
+    attend = jax.jit(
+        partial(
+            paged_attention,
+            target=Target("native"),
+            scale=setting.scale,
+            window=setting.window,
+            soft_cap=setting.soft_cap,
+        )
+    )
+    for name, rows in PACKINGS.items():
+        case = make_case(rows, setting)
+        got = np.asarray(attend(**operands(case, setting)), np.float32)[: case.num_used]
+        close = tolerance(setting, "native")
+        np.testing.assert_allclose(got, oracle(case, setting), atol=close, err_msg=name)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #define JAXSERVE_AMX 1
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -9,6 +9,7 @@
 #include "decode.h"
 #include "parallel.h"
 #include "prefill.h"
+#include "prefill_amx.h"
 #include "vector.h"
 
 namespace jaxserve {
@@ -19,7 +20,7 @@ namespace ffi = xla::ffi;
 template <typename C, typename Q>
 ffi::Error attend(ffi::ThreadPool& pool, const Shape& s, const Settings& set,
                   const Cache<C>& cache, const Rows& rows, const Rope& rope, int64_t num_rows,
-                  int64_t num_tokens, const Q* q, Q* out) {
+                  int64_t num_tokens, bool use_amx, const Q* q, Q* out) {
   auto tokens_of = [&](int64_t row) { return rows.row_start[row + 1] - rows.row_start[row]; };
   auto decodes = [&](int64_t row) { return tokens_of(row) == 1 && s.group <= kFewHeads; };
   std::vector<int32_t> live;
@@ -31,14 +32,17 @@ ffi::Error attend(ffi::ThreadPool& pool, const Shape& s, const Settings& set,
   }
   // Few decodes: a head an item, so that there is something for everybody.
   int32_t all = s.num_kv_heads, some = num_decodes >= 2 * pool.num_threads() ? all : 1;
+  // float16 has no tiles, in queries or pages.
+  bool in_tiles = use_amx && !std::is_same_v<Q, Float16>;
+  int32_t lanes = in_tiles ? kItemLanes : kPanel;
   std::vector<Item> items;
   for (int32_t row : live) {
     int32_t count = tokens_of(row) * s.group;
     for (int32_t head = 0; decodes(row) && head < all; head += some)
       items.push_back({row, head, head + some, 0, count});
     for (int32_t head = 0; !decodes(row) && head < all; ++head)
-      for (int32_t first = 0; first < count; first += kPanel)
-        items.push_back({row, head, head + 1, first, std::min(kPanel, count - first)});
+      for (int32_t first = 0; first < count; first += lanes)
+        items.push_back({row, head, head + 1, first, std::min(lanes, count - first)});
   }
   int64_t width = s.num_heads * s.head_dim, used = rows.row_start[num_rows];
   std::fill_n(reinterpret_cast<char*>(out + used * width), (num_tokens - used) * width * sizeof(Q), 0);
@@ -52,8 +56,12 @@ ffi::Error attend(ffi::ThreadPool& pool, const Shape& s, const Settings& set,
       with_rows<kFewHeads>(s.group, [&]<int G>() {
         decode<G>(s, set, cache, rows, rope, item, next, q, out, scratch, block);
       });
-    else
+    else if (!in_tiles)
       prefill(s, set, cache, rows, rope, item, q, out, scratch, block);
+#if defined(JAXSERVE_AMX)
+    else if constexpr (!std::is_same_v<Q, Float16>)
+      prefill_amx(s, set, cache, rows, rope, item, q, out, block);
+#endif
   });
   return ffi::Error::Success();
 }
@@ -67,7 +75,8 @@ ffi::Error paged_attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffe
                            ffi::Buffer<ffi::F32> v_scale, ffi::Buffer<ffi::S32> table,
                            ffi::Buffer<ffi::S32> row_start, ffi::Buffer<ffi::S32> kv_len,
                            ffi::Buffer<ffi::F32> cos, ffi::Buffer<ffi::F32> sin, float scale,
-                           int64_t window, float soft_cap, ffi::Result<ffi::AnyBuffer> out) {
+                           int64_t window, float soft_cap, bool use_amx,
+                           ffi::Result<ffi::AnyBuffer> out) {
   auto pages = k.dimensions(), queries = q.dimensions();
   Shape s{};
   s.num_heads = queries[1], s.head_dim = queries[2];
@@ -82,7 +91,7 @@ ffi::Error paged_attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffe
     using Q = decltype(element);
     auto with = [&](auto cache) {
       return attend(pool, s, set, cache, rows, rope, kv_len.dimensions()[0], queries[0],
-                    static_cast<const Q*>(q.untyped_data()), static_cast<Q*>(out->untyped_data()));
+                    use_amx, static_cast<const Q*>(q.untyped_data()), static_cast<Q*>(out->untyped_data()));
     };
     if (k.element_type() == ffi::S8)
       return with(Cache<int8_t>{k.typed_data<int8_t>(), v.typed_data<int8_t>(),
@@ -175,6 +184,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_paged_attention, jaxserve::paged_attentio
                                   .Attr<float>("scale")
                                   .Attr<int64_t>("window")
                                   .Attr<float>("soft_cap")
+                                  .Attr<bool>("use_amx")
                                   .Ret<xla::ffi::AnyBuffer>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_write_kv, jaxserve::write_kv,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.native.build import require_native
+from pallas_kernels.native.build import has_amx, require_native
 from pallas_kernels.rope import Rope
 
 
@@ -44,6 +44,7 @@ def paged_attention_native(
         scale=np.float32(scale),
         window=np.int64(window or 0),
         soft_cap=np.float32(soft_cap or 0),
+        use_amx=has_amx(),
     )
 
 

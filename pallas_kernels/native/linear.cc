@@ -12,6 +12,7 @@
 #include "numbers.h"
 #include "parallel.h"
 #include "scratch.h"
+#include "tiles.h"
 #include "vector.h"
 
 namespace jaxserve {
@@ -126,47 +127,6 @@ void multiply_widened(const float* packed, const Panel& panel, const void* next,
   multiply_panel(packed, PlainPanel<float>{wide}, next, depth, begin, end, emit);
 }
 
-#if defined(JAXSERVE_AMX)
-
-// Inputs of up to two groups of 16 rows times one panel: 4 tiles of sums, [rows, kPanel].
-template <int Parts, int Groups>
-void multiply_tiles(const BFloat16* x, const BFloat16* weights, int64_t blocks, float* sums) {
-  using namespace amx;
-  constexpr int kRowBytes = kDepth * sizeof(BFloat16), kSumBytes = kPanel * sizeof(float);
-  const BFloat16* below = x + blocks * Parts * kTile;
-  zero<0>(), zero<1>();
-  if constexpr (Groups == 2) zero<2>(), zero<3>();
-  auto load_x = [&](int64_t block, int part) {
-    load<4>(x + (block * Parts + part) * kTile, kRowBytes);
-    if constexpr (Groups == 2) load<5>(below + (block * Parts + part) * kTile, kRowBytes);
-  };
-  auto load_weights = [&](int64_t block, int part) {
-    load<6>(weights + (block * Parts + part) * 2 * kTile, kRowBytes);
-    load<7>(weights + ((block * Parts + part) * 2 + 1) * kTile, kRowBytes);
-  };
-  auto add = [] {
-    multiply<0, 4, 6>(), multiply<1, 4, 7>();
-    if constexpr (Groups == 2) multiply<2, 5, 6>(), multiply<3, 5, 7>();
-  };
-  for (int64_t block = 0; block < blocks; ++block) {
-    // Of two parts: low x high, high x high, high x low. Low x low is below float32's rounding.
-    load_x(block, Parts - 1);
-    load_weights(block, 0);
-    add();
-    if constexpr (Parts == 2) {
-      load_x(block, 0);
-      add();
-      load_weights(block, 1);
-      add();
-    }
-  }
-  store<0>(sums, kSumBytes), store<1>(sums + kSide, kSumBytes);
-  if constexpr (Groups == 2)
-    store<2>(sums + kSide * kPanel, kSumBytes), store<3>(sums + kSide * kPanel + kSide, kSumBytes);
-}
-
-#endif
-
 // run(panel, next, begin, end, emit) for every panel and block of inputs. next: a panel.
 template <typename Run>
 void for_panels(ffi::ThreadPool& pool, const Inputs& inputs, const Output& output,
@@ -221,10 +181,15 @@ void multiply_amx(ffi::ThreadPool& pool, const Inputs& inputs, const Output& out
     for (int64_t nth = begin; nth < end; nth += 2 * kSide) {
       const BFloat16* x = packed + nth * row_size;
       int64_t rows = std::min<int64_t>(2 * kSide, end - nth);
+      auto multiply = [&]<int Groups>() {
+        clear<Groups>();
+        accumulate<Parts, Parts, Groups>(x, weights, blocks);
+        store_sums<Groups>(sums, kPanel * sizeof(float));
+      };
       if (rows > kSide)
-        multiply_tiles<Parts, 2>(x, weights, blocks, sums);
+        multiply.template operator()<2>();
       else
-        multiply_tiles<Parts, 1>(x, weights, blocks, sums);
+        multiply.template operator()<1>();
       for (int64_t m = 0; m < rows; ++m) emit(nth + m, sums + m * kPanel);
     }
   };
