@@ -45,7 +45,8 @@ class Scheduler:
     Order: running decodes, then unfinished prompts, then new requests; among prompts and among
     requests the policy says whose turn it is. When pages run out the sequence admitted last gives
     up its pages and comes back later, batch class first; of the interactive ones the one admitted
-    first never does, so there is always progress. A step that preempts for pages admits nobody.
+    first never does, so there is always progress. A step that preempts for pages admits nobody,
+    unless nobody would decode in it.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class Scheduler:
         allowance = self.policy.plan(self.load, now)
         if allowance.decode:
             self._decode_all(spans, allowance)
-        if self.num_preemptions == preemptions:
+        if self.num_preemptions == preemptions or not spans:
             for sequence in self._admit(allowance, now):
                 if sequence.num_pending == 1:  # restored from the host: it decodes at once
                     self._place(spans, sequence, 1)

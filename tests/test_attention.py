@@ -78,6 +78,13 @@ def test_every_packing_equals_a_dense_softmax_in_float64(setting, dialect):
         )
 
 
+@each_dialect
+@pytest.mark.parametrize("rows", [[(1, 200)], []], ids=["a decode", "padding"])
+def test_a_step_of_one_token_equals_it_too(rows, dialect):
+    setting = Setting(8, 2, 64)
+    assert_right(make_case(rows, setting, tokens=1, num_rows=1), setting, dialect)
+
+
 @st.composite
 def packings(draw: st.DrawFn) -> Rows:
     """Any rows that the padded shape has room for."""

@@ -41,7 +41,10 @@ def paged_attention_triton(
 
     grouped = q.reshape(num_tokens, num_kv_heads, group, head_dim)
     lengths = (row_start, kv_len, plan)
-    out = attend_tiles(grouped, cache, *lengths, prefill, settings(prefill), interpret=interpret)
+    out = grouped  # one token is a decode, or padding
+    if num_tokens > 1:
+        tiles = settings(prefill)
+        out = attend_tiles(grouped, cache, *lengths, prefill, tiles, interpret=interpret)
     found = attend_splits(
         grouped,
         cache,

@@ -109,12 +109,14 @@ of_every_step = pytest.mark.parametrize("key", [WHOLE, *KEYS], ids=str)
 @of_every_step
 def test_our_kernels_fit_the_card_and_its_registers(key, compiled):
     kernels = {kernel.name: kernel for kernel in compiled.custom_kernels}
-    assert kernels.keys() >= DOTS
+    # One token is no prompt: nothing is launched for those.
+    dots = DOTS if key.shape != "single" else {"decode_attention"}
+    assert kernels.keys() & DOTS == dots
     for kernel in kernels.values():
         assert (kernel.spill_bytes, kernel.stack_bytes) == (0, 0), kernel
         assert kernel.registers <= 255
         assert kernel.shared_bytes <= find_target(key.card).shared_bytes, kernel
-    assert {name for name, kernel in kernels.items() if kernel.tensor_core} >= DOTS
+    assert {name for name, kernel in kernels.items() if kernel.tensor_core} >= dots
 
 
 @of_every_step
