@@ -45,8 +45,7 @@ class Scheduler:
     Order: running decodes, then unfinished prompts, then new requests; among prompts and among
     requests the policy says whose turn it is. When pages run out the sequence admitted last gives
     up its pages and comes back later, batch class first; of the interactive ones the one admitted
-    first never does, so there is always progress. A step that preempts for pages admits nobody,
-    unless nobody would decode in it.
+    first never does, so there is always progress. A step that preempts for pages admits nobody.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class Scheduler:
         allowance = self.policy.plan(self.load, now)
         if allowance.decode:
             self._decode_all(spans, allowance)
-        if self.num_preemptions == preemptions or not spans:
+        if self.num_preemptions == preemptions:
             for sequence in self._admit(allowance, now):
                 if sequence.num_pending == 1:  # restored from the host: it decodes at once
                     self._place(spans, sequence, 1)

@@ -110,7 +110,8 @@ class Traffic(RuleBasedStateMachine):
     def preempt(self, pick: int) -> None:
         """Any but the oldest, wherever it is: amid its prompt, or with a token in flight.
 
-        Within a step, as the scheduler itself does it: that step admits nobody.
+        Within a step, as the scheduler itself does it: that step admits nobody. The scheduler
+        does it for one that computes in its place; here perhaps nobody does.
         """
         policy, victims = self.scheduler.policy, self.scheduler.running[1:]
 
@@ -119,7 +120,7 @@ class Traffic(RuleBasedStateMachine):
             return NoPromise.plan(policy, load, now)
 
         with patch.object(policy, "plan", preempt_first):
-            self._step()
+            self._step(may_idle=True)
 
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:
@@ -179,13 +180,13 @@ class Traffic(RuleBasedStateMachine):
         self.engine.add(request)
         self.counts[counted] += 1
 
-    def _step(self) -> None:
+    def _step(self, *, may_idle: bool = False) -> None:
         counts, scheduler = self.counts, self.scheduler
         preemptions, saved = (
             scheduler.num_preemptions,
             [s for s in scheduler.waiting if s.num_swapped],
         )
-        events = self.engine.step()
+        events = self.engine.step(may_idle=may_idle)
         counts["steps ahead" if self.look_ahead else "steps in turn"] += 1
         counts["preemptions"] += scheduler.num_preemptions - preemptions
         counts["swapped in"] += sum(sequence.slot >= 0 for sequence in saved)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_scheduling import PAGE, ToyEngine, make_request, serve, tokens_alone
 
 from jaxserve.errors import RequestError
-from jaxserve.policy import Allowance, Load
 from jaxserve.request import Request
 
 both_loops = pytest.mark.parametrize("look_ahead", [True, False], ids=["look-ahead", "in turn"])
@@ -142,28 +139,6 @@ def test_nobody_is_admitted_on_pages_that_admitted_prompts_still_need():
     engine.step()
     assert [s.request.request_id for s in engine.scheduler.running] == ["a"]
     assert engine.scheduler.pool.num_free > 5, "there are pages, but they are promised"
-
-
-def test_a_step_that_preempts_lets_in_again_whom_nobody_else_computes_for(monkeypatch):
-    """A batch sequence makes way for an interactive one, which is what was preempted here: a step
-    without both would be a step of nobody."""
-    engine = ToyEngine(num_pages=20, look_ahead=False)
-    scheduler = engine.scheduler
-    engine.add(replace(make_request("batch", 3, 9), service_class="batch"))
-    engine.step()
-    engine.add(make_request("young", 9, 2))
-    plan = scheduler.policy.plan
-
-    def preempt_and_plan(load: Load, now: float) -> Allowance:
-        for sequence in [s for s in scheduler.running if not s.is_batch]:
-            scheduler._preempt(sequence)
-        return plan(load, now)
-
-    monkeypatch.setattr(scheduler.policy, "plan", preempt_and_plan)
-    for _ in range(3):
-        spans = scheduler.schedule()
-        assert [span.sequence.request.request_id for span in spans] == ["young"]
-        assert scheduler.num_preemptions <= 2
 
 
 @both_loops

@@ -155,11 +155,14 @@ class ToyEngine:
         (found,) = (s for s in everyone if s.request.request_id == name)
         return found
 
-    def step(self) -> list[TokenEvent]:
-        """One step of the loop. The spans it launched are `steps[-1]`, perhaps none."""
+    def step(self, *, may_idle: bool = False) -> list[TokenEvent]:
+        """One step of the loop. The spans it launched are `steps[-1]`, perhaps none.
+
+        may_idle: it may find nothing to compute although there is work.
+        """
         spans = self.scheduler.schedule()
         self._check_step(spans)
-        if not spans and self.scheduler.has_work:
+        if not spans and self.scheduler.has_work and not may_idle:
             assert self._in_flight, "something to do, nothing in flight, and nothing scheduled"
         self._device.move(self.scheduler.take_moves())
         launched = (spans, self._device.run(spans)) if spans else None
