@@ -6,8 +6,10 @@ import asyncio
 import http.server
 import itertools
 import json
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -16,6 +18,7 @@ from toy_server import running_server
 from toy_worker import SLOW
 
 from jaxserve import APIError, AsyncClient, Client, ConnectionFailed
+from jaxserve.client.streams import event_data
 from jaxserve.server.keys import Keys
 from jaxserve.token_stream import LENGTH, End, Failure, Piece, Start, decode_frame
 
@@ -197,7 +200,7 @@ def test_a_key_is_sent(tmp_path):
 
 
 @contextmanager
-def scripted(*answers: tuple[int, dict[str, str], bytes]):
+def scripted(*answers: tuple[int, dict[str, str], bytes], port: int = 0):
     """A server that gives these answers, and the times it was asked."""
     times: list[float] = []
     left = list(answers)
@@ -206,7 +209,16 @@ def scripted(*answers: tuple[int, dict[str, str], bytes]):
         def do_POST(self):
             times.append(time.monotonic())
             self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer()
+
+        def do_GET(self):
+            times.append(time.monotonic())
+            self.answer()
+
+        def answer(self):
             status, headers, body = left.pop(0)
+            if status == HANGS_UP:
+                return
             self.send_response(status)
             for name, value in ({"Content-Length": str(len(body))} | headers).items():
                 self.send_header(name, value)
@@ -216,8 +228,8 @@ def scripted(*answers: tuple[int, dict[str, str], bytes]):
         def log_message(self, *args):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}", times
@@ -226,6 +238,8 @@ def scripted(*answers: tuple[int, dict[str, str], bytes]):
             thread.join()
 
 
+HANGS_UP = 0
+"""In place of a status: the connection is closed without an answer."""
 BUSY = json.dumps({"error": {"message": "busy", "type": "rate_limit_error"}}).encode()
 GOOD = b'{"choices": [{"text": "at last"}]}'
 
@@ -271,6 +285,82 @@ def test_a_stream_that_is_cut_is_never_taken_for_a_whole_one(headers, body):
         stream = client.stream_completion("hello", binary=True)
         with pytest.raises(ConnectionFailed):
             list(stream)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{oops",
+        b"5",
+        b'{"choices": 5}',
+        b'{"choices": [{"delta": {}}]}',
+        b'{"choices": [{"index": 0, "delta": {"content": 5}}]}',
+        b'{"choices": [{"index": 0, "delta": {"tool_calls": [{"function": {}}]}}]}',
+        b'{"choices": [], "usage": {"prompt_tokens": 5}}',
+        b"\xff",
+    ],
+)
+def test_an_event_that_is_no_piece_of_an_answer_is_an_error_of_the_clients_own(data):
+    body = b"data: " + data + b"\n\ndata: [DONE]\n\n"
+    answer = (200, {"Content-Type": "text/event-stream"}, body)
+    wrong = pytest.raises(ConnectionFailed, match="an event is none of a completion")
+    with scripted(answer) as (url, _), Client(url) as client, wrong:
+        list(client.stream_chat(USER))
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"data": 5}', b'{"data": [{}]}'])
+def test_models_that_are_no_list_of_models_are_an_error_of_the_clients_own(body):
+    wrong = pytest.raises(ConnectionFailed, match="/v1/models did not answer with a")
+    with scripted((200, {}, body)) as (url, _), Client(url) as client, wrong:
+        client.models()
+
+
+def test_a_stream_that_falls_silent_is_given_up():
+    headers = {"Content-Length": "999", "Connection": "keep-alive"}
+    answer = (200, headers | {"Content-Type": "text/event-stream"}, b"data: ")
+    silent = pytest.raises(ConnectionFailed, match="said nothing for too long")
+    with scripted(answer) as (url, _), Client(url, timeout=0.2) as client, silent:
+        list(client.stream_chat(USER))
+
+
+def test_an_event_of_any_length_is_read_in_a_time_in_proportion_to_it():
+    class Content:
+        async def iter_any(self):
+            yield b"data: "
+            for _ in range(50_000):
+                yield b"x" * 100
+            yield b"\r\n\r"
+            yield b"\ndata: y\n\n"
+
+    async def main():
+        return [event async for event in event_data(Content())]
+
+    started = time.perf_counter()
+    long, short = asyncio.run(main())
+    assert len(long) == 5_000_000 and short == b"y"
+    assert time.perf_counter() - started < 5, "joined again for every 100 bytes it takes minutes"
+
+
+def test_what_the_server_may_have_begun_is_not_asked_of_it_twice():
+    with scripted((HANGS_UP, {}, b""), (200, {}, GOOD)) as (url, times), Client(url) as client:
+        with pytest.raises(ConnectionFailed, match="did not answer"):
+            client.complete("hello")
+        assert len(times) == 1
+    models = b'{"data": [{"id": "m"}]}'
+    with scripted((HANGS_UP, {}, b""), (200, {}, models)) as (url, times), Client(url) as client:
+        assert client.models() == ["m"], "what only reads is asked again"
+        assert len(times) == 2
+
+
+def test_it_comes_again_where_nobody_listened_yet():
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]  # nobody's in a moment
+    with Client(f"http://127.0.0.1:{port}") as client, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.complete, "hello")
+        time.sleep(0.1)
+        with scripted((200, {}, GOOD), port=port) as (_, times):
+            assert asked.result(10)["choices"][0]["text"] == "at last"
+            assert len(times) == 1
 
 
 def test_events_of_other_servers_are_read_too():

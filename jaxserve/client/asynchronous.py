@@ -12,7 +12,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from jaxserve.client.streams import Part, api_error, read_events, read_frames
+from jaxserve.client.chunks import Part
+from jaxserve.client.streams import api_error, read_events, read_frames
 from jaxserve.errors import APIError, ConnectionFailed
 from jaxserve.token_stream import CONTENT_TYPE
 
@@ -23,6 +24,9 @@ RETRIED = (429, 503)
 FIRST_DELAY = 0.5
 """Seconds before the first retry where the server does not say when to come again; then twice
 that, and so on."""
+KEEP_ALIVE = 4.0
+"""Seconds that an idle connection is kept: fewer than servers do, so that none of them closes one
+under a request."""
 
 
 class AsyncClient:
@@ -50,7 +54,8 @@ class AsyncClient:
             model: named by requests that name none; None lets the server choose, if it does.
             timeout: seconds without a byte after which an answer is given up.
             retries: how often a request is sent again that was refused with 429 or 503, or did
-                not reach the server: after `Retry-After`, if the server says so.
+                not reach the server: after `Retry-After`, if the server says so. What the server
+                may have begun is not sent again, unless it only reads.
             max_wait: seconds; a longer `Retry-After` is not waited for.
         """
         self._socket = url.removeprefix("unix:") if url.startswith("unix:") else None
@@ -98,18 +103,23 @@ class AsyncClient:
     async def models(self) -> list[str]:
         """The names of the models that are served. Raises as `complete`."""
         reply = await self.request("GET", "/v1/models")
-        return [model["id"] for model in reply["data"]]
+        try:
+            return [str(model["id"]) for model in reply["data"]]
+        except (KeyError, TypeError) as error:
+            raise ConnectionFailed("/v1/models did not answer with a list of models") from error
 
     async def request(self, method: str, path: str, body: object = None) -> Reply:
         """The JSON that any path answers with. Raises as `complete`."""
         response = await self._send(method, path, body, accept="application/json")
         async with response:
             try:
-                found: Reply = msgspec.json.decode(await response.read())
+                found: Reply = msgspec.json.decode(await response.read(), type=Reply)
             except aiohttp.ClientError as error:
                 raise ConnectionFailed(f"the answer broke off: {error}") from error
             except msgspec.DecodeError as error:
-                raise ConnectionFailed(f"{path} did not answer in JSON: {error}") from error
+                raise ConnectionFailed(
+                    f"{path} did not answer with a JSON object: {error}"
+                ) from error
         return found
 
     async def close(self) -> None:
@@ -143,10 +153,10 @@ class AsyncClient:
             async with aclosing(read(response.content)) as parts:
                 async for part in parts:
                     yield part
+        except TimeoutError as error:  # aiohttp's is a ClientError too
+            raise ConnectionFailed("the server said nothing for too long") from error
         except aiohttp.ClientError as error:
             raise ConnectionFailed(f"the stream broke off: {error}") from error
-        except TimeoutError as error:
-            raise ConnectionFailed("the server said nothing for too long") from error
         finally:
             response.close()  # the connection too: the server notices, and stops
 
@@ -164,12 +174,15 @@ class AsyncClient:
                 may_pass = error.status in RETRIED and wait <= self._max_wait
                 if attempt == self._retries or not may_pass:
                     raise
-            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-                wait = delay  # a connection kept from before may be closed at any time
+            except aiohttp.ClientConnectorError as error:  # nothing was sent
+                wait = delay
                 if attempt == self._retries:
                     raise ConnectionFailed(f"cannot reach {self._address}: {error}") from error
             except (aiohttp.ClientError, TimeoutError) as error:
-                raise ConnectionFailed(f"{self._address} did not answer: {error}") from error
+                wait = delay
+                left = isinstance(error, aiohttp.ClientOSError | aiohttp.ServerDisconnectedError)
+                if attempt == self._retries or not left or method != "GET":
+                    raise ConnectionFailed(f"{self._address} did not answer: {error}") from error
             await asyncio.sleep(wait)
         raise AssertionError("the last attempt returns or raises")
 
@@ -198,9 +211,9 @@ class AsyncClient:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:  # made here: it belongs to the loop that runs now
             connector: aiohttp.BaseConnector = (
-                aiohttp.TCPConnector(limit=0)
+                aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE)
                 if self._socket is None
-                else aiohttp.UnixConnector(self._socket, limit=0)
+                else aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=KEEP_ALIVE)
             )
             self._session = aiohttp.ClientSession(
                 headers=self._headers, connector=connector, timeout=self._timeout

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
 
 import msgspec
 from aiohttp import StreamReader
 
+from jaxserve.client.chunks import Part, decode_chunk, parts_of
 from jaxserve.errors import APIError, ConnectionFailed
-from jaxserve.token_stream import (
-    LENGTH,
-    MAX_FRAME_BYTES,
-    Call,
-    End,
-    Failure,
-    Piece,
-    Start,
-    decode_frame,
-)
+from jaxserve.token_stream import LENGTH, MAX_FRAME_BYTES, End, Failure, Start, decode_frame
 
 DATA, DONE = b"data:", b"[DONE]"
-Part = Piece | End
-"""What a stream consists of for its reader: pieces, and the count of tokens at the end."""
 
 
 async def read_frames(content: StreamReader) -> AsyncGenerator[Part, None]:
@@ -61,52 +50,37 @@ async def read_events(content: StreamReader) -> AsyncGenerator[Part, None]:
     async for event in event_data(content):
         if event == DONE:
             return
-        chunk = msgspec.json.decode(event)
-        if "error" in chunk:
-            raise api_error(500, chunk)
-        for choice in chunk.get("choices", ()):
-            yield piece_of(choice)
-        if (usage := chunk.get("usage")) is not None:
-            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-            yield End(usage["prompt_tokens"], usage["completion_tokens"], cached)
+        try:
+            chunk = decode_chunk(event)
+        except msgspec.DecodeError as error:
+            raise ConnectionFailed(f"an event is none of a completion: {error}") from error
+        if chunk.error is not None:
+            raise api_error(500, chunk.error)
+        for part in parts_of(chunk):
+            yield part
     raise ConnectionFailed("the stream ended without [DONE]")
 
 
 async def event_data(content: StreamReader) -> AsyncIterator[bytes]:
     """The data of each event, of however many lines; comments and other fields are passed over."""
-    lines: list[bytes] = []
-    buffer = b""
+    found: list[bytes] = []
+    async for line in lines_of(content):
+        if line.startswith(DATA):
+            found.append(line.removeprefix(DATA).removeprefix(b" "))
+        elif not line and found:
+            yield b"\n".join(found)
+            found = []
+
+
+async def lines_of(content: StreamReader) -> AsyncIterator[bytes]:
+    """Whole lines, however long, without their ends."""
+    begun: list[bytes] = []  # of a line: joined when it is whole, not whenever more of it comes
     async for data in content.iter_any():
-        buffer += data
-        *whole, buffer = buffer.split(b"\n")
-        for line in whole:
-            line = line.removesuffix(b"\r")
-            if line.startswith(DATA):
-                lines.append(line.removeprefix(DATA).removeprefix(b" "))
-            elif not line and lines:
-                yield b"\n".join(lines)
-                lines = []
-
-
-def piece_of(choice: dict[str, Any]) -> Piece:
-    """A choice of a chunk, of a chat or of a completion. Token ids are not told there."""
-    delta = choice.get("delta") or {}
-    calls = []
-    for call in delta.get("tool_calls") or ():
-        function = call.get("function") or {}
-        calls.append(Call(call["index"], function.get("name"), function.get("arguments") or ""))
-    scores = choice.get("logprobs") or {}
-    logprobs = scores.get("token_logprobs")
-    if scores.get("content") is not None:
-        logprobs = [token["logprob"] for token in scores["content"]]
-    return Piece(
-        choice["index"],
-        text=choice.get("text") or delta.get("content") or "",
-        reasoning=delta.get("reasoning_content") or delta.get("reasoning") or "",
-        calls=tuple(calls),
-        logprobs=None if logprobs is None else tuple(logprobs),
-        finish_reason=choice.get("finish_reason"),
-    )
+        *ends, rest = data.split(b"\n")
+        for end in ends:
+            yield b"".join((*begun, end)).removesuffix(b"\r")
+            begun = []
+        begun.append(rest)
 
 
 def api_error(status: int, body: object, retry_after: float | None = None) -> APIError:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from jaxserve.client.asynchronous import AsyncClient, Messages, Reply
-from jaxserve.client.streams import Part
+from jaxserve.client.chunks import Part
 
 T = TypeVar("T")
 
