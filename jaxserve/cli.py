@@ -26,7 +26,10 @@ from jaxserve.config import EngineConfig, ServerConfig, encode_engine_config
 from jaxserve.config_file import effective_config, use_config_file
 from jaxserve.errors import JaxserveError
 from jaxserve.fetch import ensure_pulled
-from jaxserve.flags import add_config, add_engine, add_http, add_model, add_store, settings
+from jaxserve.flags.engine import add_engine
+from jaxserve.flags.model import add_model, add_store
+from jaxserve.flags.server import add_server
+from jaxserve.flags.settings import add_config, config_of
 from jaxserve.frames import Progress
 from jaxserve.offline.flags import add_generate
 from jaxserve.study_commands import run_compile, run_plan, run_simulate
@@ -100,7 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
 def _add_serving(command: argparse.ArgumentParser) -> None:
     add_config(command)
     add_model(command)
-    add_http(command)
+    add_server(command)
     add_engine(command)
 
 
@@ -145,8 +148,8 @@ def run_serve(flags: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     if flags.access_log:
         logging.getLogger("jaxserve.access").setLevel(logging.INFO)
-    engine: EngineConfig = settings(EngineConfig, flags)
-    server: ServerConfig = settings(ServerConfig, flags)
+    engine: EngineConfig = config_of(EngineConfig, flags)
+    server: ServerConfig = config_of(ServerConfig, flags)
     ensure_pulled(engine.model, engine.store)
     checkpoint = open_checkpoint(engine.model, Store(engine.store))
     spec = checkpoint.tokenizer

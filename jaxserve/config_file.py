@@ -61,8 +61,8 @@ def settings_of(
     """
     for number, group in enumerate(command._action_groups):
         for action in group._group_actions:
-            name = (action.option_strings or [action.dest])[-1].removeprefix("--")
-            if name not in NOT_SETTINGS:
+            name = (action.option_strings or [action.dest])[0].removeprefix("--")
+            if action.dest not in NOT_SETTINGS:
                 yield str(group.title) if number >= 2 else "", name, action
 
 

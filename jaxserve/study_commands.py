@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jaxserve.cards import Dtype, find_card
 from jaxserve.errors import ConfigError
-from jaxserve.flags import settings
+from jaxserve.flags.settings import config_of
 from jaxserve.plan import find_model, make_plan
 from jaxserve.plan.chart import write_chart
 from jaxserve.plan.table import print_plan
@@ -39,8 +39,8 @@ def roofline(flags: argparse.Namespace) -> Roofline:
 def run_plan(flags: argparse.Namespace) -> int:
     plan = make_plan(
         roofline(flags),
-        settings(Workload, flags),
-        settings(Promise, flags),
+        config_of(Workload, flags),
+        config_of(Promise, flags),
         memory_fraction=flags.memory_fraction,
         kv_memory=flags.kv_memory,
         min_prefill=flags.min_prefill,
@@ -55,10 +55,10 @@ def run_plan(flags: argparse.Namespace) -> int:
 
 
 def run_simulate(flags: argparse.Namespace) -> int:
-    mix = dataclasses.replace(MIXES[flags.mix], workload=settings(Workload, flags))
+    mix = dataclasses.replace(MIXES[flags.mix], workload=config_of(Workload, flags))
     bench = Bench(
         roofline(flags),
-        settings(Promise, flags),
+        config_of(Promise, flags),
         mix,
         num_requests=flags.requests,
         seed=flags.seed,
@@ -102,7 +102,7 @@ def run_compile(flags: argparse.Namespace) -> int:
         flags.model,
         model,
         find_card(flags.gpu),
-        settings(ServerSizes, flags),
+        config_of(ServerSizes, flags),
         attention=flags.attention,
         mfu=flags.mfu,
         progress=lambda line: print(line, file=sys.stderr),

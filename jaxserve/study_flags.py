@@ -8,16 +8,9 @@ from pathlib import Path
 from jaxserve.aot.target import TARGETS
 from jaxserve.cards import CARDS, ITEMSIZE
 from jaxserve.config import USUAL_SIZES, EngineConfig
-from jaxserve.flags import (
-    Parser,
-    add_kv,
-    default,
-    fraction,
-    milliseconds,
-    natural,
-    positive,
-    scaled,
-)
+from jaxserve.flags.engine import KV
+from jaxserve.flags.settings import Parser, add_settings, default
+from jaxserve.flags.types import fraction, milliseconds, natural, positive, scaled
 from jaxserve.plan import PLAN_MODELS
 from jaxserve.simulate import MIXES, POLICIES
 from jaxserve.simulate.policies import MakePolicy
@@ -128,7 +121,7 @@ def add_compile(compile: Parser) -> None:
         default="bfloat16",
         help="of weights and activations",
     )
-    add_kv(server)
+    add_settings(server, EngineConfig, [KV])
     server.add_argument(
         "--attention", default="auto", metavar="KIND", help="which kernels attend; auto: triton"
     )

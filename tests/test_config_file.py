@@ -8,7 +8,7 @@ import pytest
 
 from jaxserve.cli import main, make_parser
 from jaxserve.config_file import settings_of
-from jaxserve.flags import origins
+from jaxserve.flags.types import origins
 
 SAMPLES = ("0.5", "7", "https://a.example,http://b.example:80", "some words, 'quoted' \\ \u00e9")
 
@@ -62,6 +62,32 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(capsys, 
     assert 'model = "gemma-3-270m"' in printed
     assert "port = 9001" in printed and "max-rows = 7" in printed
     assert 'model = "mine"' in effective(capsys, "mine", "--config", str(file))
+
+
+SWITCHES = {name: action for name, action in SETTINGS if action.nargs == 0}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_that_a_file_throws_is_thrown_back_on_the_command_line(name, capsys, tmp_path):
+    file = tmp_path / "serve.toml"
+    file.write_text(f"{name} = true\n")
+    on, off = SWITCHES[name].option_strings
+    assert on == "--" + name
+    assert f"\n{name} = true\n" in effective(capsys, "--config", str(file))
+    assert f"\n{name} = false\n" in effective(capsys, "--config", str(file), off)
+    assert effective(capsys, off) == effective(capsys)
+    assert effective(capsys, off, on) == effective(capsys, "--config", str(file))
+
+
+def test_the_opposite_of_a_no_is_the_flag_without_it():
+    assert {flag for action in SWITCHES.values() for flag in action.option_strings} >= {
+        "--no-promise",
+        "--promise",
+        "--no-prefix-reuse",
+        "--prefix-reuse",
+        "--access-log",
+        "--no-access-log",
+    }
 
 
 def test_a_list_may_be_written_as_one(capsys, tmp_path):

@@ -17,7 +17,8 @@ from engines import TINY
 from text_toys import byte_level
 
 from jaxserve import LLM, ConfigError, EngineStopped, RequestError, SamplingParams
-from jaxserve.cli import main
+from jaxserve.cli import main, make_parser
+from jaxserve.offline.command import engine_options
 from jaxserve.offline.llm import body_fields
 from jaxserve.request import Constraint
 
@@ -315,6 +316,21 @@ def test_an_input_that_cannot_be_meant_is_refused_in_a_line(generate, tmp_path, 
     code, answers, said = generate("--input", str(file), *flags)
     assert code == 1 and not answers
     assert words in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "promises"),
+    [
+        ([], False),
+        (["--ttft-ms=900"], True),
+        (["--tpot-ms=90"], True),
+        (["--promise"], True),
+        (["--no-promise", "--ttft-ms=900"], False),
+    ],
+)
+def test_it_promises_only_what_the_flags_ask_for(flags, promises):
+    parsed = make_parser().parse_args(["generate", "--input", "-", *flags])
+    assert engine_options(parsed)["no_promise"] is not promises
 
 
 def test_a_closed_one_says_so(checkpoint, store):

@@ -8,7 +8,10 @@ from pathlib import Path
 
 from jaxserve.bench.figures import LATENCIES
 from jaxserve.chat.flags import add_url
-from jaxserve.flags import Parser, add_engine, add_model, add_store, amount, natural, positive
+from jaxserve.flags.model import add_model, add_store
+from jaxserve.flags.settings import Parser
+from jaxserve.flags.types import amount, natural, positive
+from jaxserve.offline.flags import add_offline_engine
 
 
 def add_bench(make: Callable[[str, str], Parser]) -> None:
@@ -25,8 +28,8 @@ def add_bench(make: Callable[[str, str], Parser]) -> None:
     latency.add_argument("--batch-size", type=positive, default=1, metavar="N", help="of prompts")
     latency.add_argument("--repeats", type=positive, default=5, metavar="N", help="measured")
     throughput.add_argument("--requests", type=positive, default=100, metavar="N", help="in all")
-    add_engine(latency)
-    add_engine(throughput)
+    add_offline_engine(latency)
+    add_offline_engine(throughput)
 
 
 def add_serve(serve: Parser) -> None:

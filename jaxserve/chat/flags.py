@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxserve.flags import Parser, positive
+from jaxserve.flags.settings import Parser
+from jaxserve.flags.types import positive
 
 
 def add_url(command: Parser, *, required: bool = False) -> None:

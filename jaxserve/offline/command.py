@@ -38,10 +38,11 @@ def run_generate(flags: argparse.Namespace) -> int:
 
 
 def engine_options(flags: argparse.Namespace) -> dict[str, Any]:
-    """The engine's settings. A promise is made only if the flags say which."""
+    """The engine's settings. A promise is made only if the flags ask for one."""
     names = {field.name for field in dataclasses.fields(EngineConfig)} - {"model", "store"}
     options = {name: value for name, value in vars(flags).items() if name in names}
-    options["no_promise"] = flags.ttft_ms is None and flags.tpot_ms is None
+    if flags.no_promise is None:
+        options["no_promise"] = flags.ttft_ms is None and flags.tpot_ms is None
     return options
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxserve.flags import Parser, add_engine, add_model, positive
+from jaxserve.flags.engine import add_engine
+from jaxserve.flags.model import add_model
+from jaxserve.flags.settings import Parser
+from jaxserve.flags.types import positive
 
 
 def add_generate(command: Parser) -> None:
@@ -40,4 +43,10 @@ def add_generate(command: Parser) -> None:
     defaults.add_argument("--top-p", type=float, metavar="P", help="0 to 1")
     defaults.add_argument("--seed", type=int, metavar="N", help="unset: a fresh one for each")
     defaults.add_argument("--stop", action="append", metavar="TEXT", help="ends an answer")
+    add_offline_engine(command)
+
+
+def add_offline_engine(command: Parser) -> None:
+    """The engine's flags. It promises nothing unless they say so: see `engine_options`."""
     add_engine(command)
+    command.set_defaults(no_promise=None)
