@@ -14,11 +14,13 @@ import pytest
 from engines import TINY
 from toy_server import running_server
 
+from checkpoints import DEFAULT_MODEL
 from jaxserve import Client, EngineStopped
+from jaxserve.chat.command import serve_arguments
 from jaxserve.chat.conversation import Conversation
 from jaxserve.chat.repl import converse
 from jaxserve.child import child_server
-from jaxserve.cli import main
+from jaxserve.cli import main, make_parser
 
 GREEDY = {"temperature": 0, "max_tokens": 30}
 
@@ -111,7 +113,9 @@ def test_a_pipe_gets_one_answer_and_nothing_else(url, server, monkeypatch, capsy
     ("text", "flags", "words"),
     [
         ("", [], "no question"),
-        ("hello", ["--config", "a.toml"], "--url"),
+        ("hello", ["--config", "a.toml"], "--config=a.toml is for a server that is started here"),
+        ("hello", ["--store", "/s"], "--store=/s is for a server that is started here"),
+        ("hello", ["--max-rows", "3"], "--max-rows=3 is for a server that is started here"),
         ("hello", ["--temperature", "-1"], "temperature is -1"),
         ("hello", ["other-model"], "not served here"),
     ],
@@ -121,6 +125,21 @@ def test_what_cannot_be_asked_is_said_in_a_line(url, monkeypatch, capsys, text, 
     assert main(["chat", "--url", url, *flags]) == 1
     said = capsys.readouterr()
     assert said.out == "" and words in said.err and said.err.count("\n") == 1
+
+
+def test_a_server_of_its_own_is_told_what_serve_would_be(tmp_path):
+    def told(*flags: str) -> list[str]:
+        return serve_arguments(make_parser().parse_args(["chat", *flags]))
+
+    settings = ["--dtype=bfloat16", "--max-rows=3", "--kv=int8", "--no-prefix-reuse"]
+    arguments = told("--config=a.toml", "--store=/s", *settings)
+    assert arguments == ["--config=a.toml", "--store=/s", *settings]
+    serve = make_parser().parse_args(["serve", *arguments])
+    assert (serve.max_rows, serve.dtype, serve.kv) == (3, "bfloat16", "int8")
+    assert serve.prefix_reuse is False and serve.config == Path("a.toml")
+    assert told("--config=a.toml") == ["--config=a.toml"], "the file says the rest, its store too"
+    assert told("--prefix-reuse", "it") == ["--prefix-reuse", "it"]
+    assert told() == [DEFAULT_MODEL]
 
 
 def test_a_server_of_its_own_is_started_and_ended(tmp_path):

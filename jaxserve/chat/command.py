@@ -13,14 +13,16 @@ from jaxserve.chat.repl import HELP, converse
 from jaxserve.child import child_server
 from jaxserve.client.synchronous import Client
 from jaxserve.errors import ConfigError, RequestError
+from jaxserve.flags.engine import ENGINE
+from jaxserve.flags.settings import arguments_of
 
 SAMPLING = ("max_tokens", "temperature", "top_p", "seed")
 
 
 def run_chat(flags: argparse.Namespace) -> int:
     """Converse until the input ends. What comes through a pipe is one question."""
-    if flags.url is not None and flags.serve_config is not None:
-        raise ConfigError("--config is for a server that is started here: leave out --url or it")
+    if flags.url is not None and (own := own_server_flags(flags)):
+        raise ConfigError(f"{own[0]} is for a server that is started here: leave out --url or it")
     with ExitStack() as stack:
         url = flags.url or stack.enter_context(child_server(serve_arguments(flags)))
         key = flags.api_key or os.environ.get("JAXSERVE_API_KEY")
@@ -40,12 +42,17 @@ def run_chat(flags: argparse.Namespace) -> int:
 
 def serve_arguments(flags: argparse.Namespace) -> list[str]:
     """What the server of our own is told."""
-    arguments = ["--store", str(flags.store)]
-    if flags.serve_config is not None:
-        arguments += ["--config", str(flags.serve_config)]
+    arguments = own_server_flags(flags)
     if flags.model is not None or flags.serve_config is None:
         arguments.append(flags.model or DEFAULT_MODEL)
     return arguments
+
+
+def own_server_flags(flags: argparse.Namespace) -> list[str]:
+    """The flags that only a server of our own can be told."""
+    own = {"--config": flags.serve_config, "--store": flags.store}
+    given = [f"{flag}={value}" for flag, value in own.items() if value is not None]
+    return given + arguments_of(flags, ENGINE)
 
 
 def talk(conversation: Conversation) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxserve.flags.settings import Parser
+from jaxserve.flags.engine import ENGINE
+from jaxserve.flags.settings import Parser, add_settings
 from jaxserve.flags.types import positive
 
 
@@ -34,3 +35,6 @@ def add_chat(command: Parser) -> None:
     command.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     command.add_argument("--top-p", type=float, metavar="P", help="0 to 1")
     command.add_argument("--seed", type=int, metavar="N", help="of every answer")
+    command.set_defaults(store=None)  # a store that a file names is not overruled unasked
+    engine = command.add_argument_group("engine of a server that is started; as serve has them")
+    add_settings(engine, None, ENGINE)

@@ -65,11 +65,16 @@ def opposite(flag: str) -> str:
     return "--" + bare if bare != flag else "--no-" + flag.removeprefix("--")
 
 
-def add_settings(container: Container, kind: type[Any], settings: Iterable[Setting]) -> None:
-    """Flags for the fields of a config. What is no field of it is unset, or off, by default."""
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+def add_settings(container: Container, kind: type[Any] | None, settings: Iterable[Setting]) -> None:
+    """Flags for the fields of a config. What is no field of it is unset, or off, by default.
+
+    Without a config all are unset by default, for whom `arguments_of` hands them on to.
+    """
+    fields = () if kind is None else dataclasses.fields(kind)
+    defaults = {field.name: field.default for field in fields}
     for setting in settings:
-        default = defaults.get(setting.dest, False if setting.takes is None else None)
+        off = False if setting.takes is None and kind is not None else None
+        default = defaults.get(setting.dest, off)
         how: dict[str, Any] = {"dest": setting.dest, "default": default, "help": setting.help}
         if setting.takes is None:
             how["action"] = Switch
@@ -78,6 +83,20 @@ def add_settings(container: Container, kind: type[Any], settings: Iterable[Setti
         else:
             how |= {"type": setting.takes, "metavar": setting.metavar}
         container.add_argument(setting.flag, **how)
+
+
+def arguments_of(flags: argparse.Namespace, settings: Iterable[Setting]) -> list[str]:
+    """What was given of these, as another command is told it."""
+    given = []
+    for setting in settings:
+        value = getattr(flags, setting.dest)
+        if value is None:
+            continue
+        if setting.takes is None:
+            given.append(setting.flag if value else opposite(setting.flag))
+        else:
+            given.append(f"{setting.flag}={value}")
+    return given
 
 
 def add_config(command: Parser) -> None:
