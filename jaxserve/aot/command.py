@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 import jax
+import jax.numpy as jnp
 
 from checkpoints.model_config import ModelConfig
 from jaxserve.aot.compiling import OPTIONS
@@ -15,11 +16,16 @@ from jaxserve.aot.lower import abstract_state, trace_step
 from jaxserve.aot.result import ServerSizes, Survey
 from jaxserve.aot.saved import make_manifest, save_steps
 from jaxserve.aot.survey import Progress, Surveyor
-from jaxserve.aot.target import find_target, make_mesh
+from jaxserve.aot.target import Target, find_target, make_mesh
 from jaxserve.batch import StepShape
 from jaxserve.cards import Card
 from jaxserve.errors import ConfigError
-from jaxserve.models.attention import AttentionKind, PagedAttention
+from jaxserve.models.attention import (
+    AttentionKind,
+    PagedAttention,
+    cache_dtype,
+    wanted_attention,
+)
 from jaxserve.models.decoder import Decoder
 from jaxserve.step import make_step
 
@@ -37,8 +43,8 @@ def make_surveyor(
     """For the default step.
 
     Raises:
-        ConfigError: there is no description of the card, no such attention, or the context is
-            beyond the model's.
+        ConfigError: there is no description of the card, no such attention, it cannot do the model
+            there, or the context is beyond the model's.
     """
     if sizes.max_context > model.max_context:
         raise ConfigError(
@@ -51,7 +57,7 @@ def make_surveyor(
     if kind not in kinds:
         raise ConfigError(f"attention {kind!r} is not one of {', '.join(('auto', *kinds))}")
     if kind == "mosaic":
-        raise ConfigError("attention 'mosaic' is not surveyed: take 'triton', for any card")
+        check_mosaic(model, target, sizes)
     attend = PagedAttention(cast(AttentionKind, kind), target.architecture)
     return Surveyor(
         name,
@@ -64,6 +70,23 @@ def make_surveyor(
         mfu=mfu,
         progress=progress,
     )
+
+
+def check_mosaic(model: ModelConfig, target: Target, sizes: ServerSizes) -> None:
+    """See that attention in Mosaic can do a model on a card.
+
+    Raises:
+        ConfigError: it cannot, with what it can and what would do.
+    """
+    dtype = jnp.dtype(sizes.dtype)
+    wanted = wanted_attention(model, sizes.page_size, dtype, cache_dtype(sizes.kv, dtype))
+    refusal = wanted.refusal()
+    if target.architecture != "sm_90":
+        refusal = (
+            f"it needs a GPU of compute capability 9.0, {target.name} is {target.architecture}"
+        )
+    if refusal:
+        raise ConfigError(f"attention 'mosaic': {refusal}; 'triton' is for any card")
 
 
 def save_executables(surveyor: Surveyor, survey: Survey, folder: Path) -> None:

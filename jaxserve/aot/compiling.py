@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import jax
 from jaxserve.aot.hlo import parse_hlo
 from jaxserve.aot.kernels import Kernel, read_kernels
 from jaxserve.aot.lower import StepSizes, trace_step
+from jaxserve.aot.mosaic_dump import mosaic_dump, mosaic_kernels
 from jaxserve.aot.schedule import copies, kernels_per_layer
 from jaxserve.aot.target import Target
 from jaxserve.aot.traffic import Price, Work, step_work
@@ -64,21 +66,36 @@ class CompiledStep:
 
 
 def compile_for(
-    step: StepFn, sizes: StepSizes, shape: StepShape, target: Target, mesh: jax.sharding.Mesh
+    step: StepFn,
+    sizes: StepSizes,
+    shape: StepShape,
+    target: Target,
+    mesh: jax.sharding.Mesh,
+    *,
+    mosaic: bool = False,
 ) -> CompiledStep:
-    """Trace, compile and take apart one step. Needs neither a GPU nor memory for the weights."""
+    """Trace, compile and take apart one step. Needs neither a GPU nor memory for the weights.
+
+    Args:
+        mosaic: the step has kernels in that dialect: only one at a time may be compiled.
+    """
     traced = trace_step(step, sizes, shape, mesh)
     prices = kernel_prices(traced.jaxpr)
-    lowered = traced.lower()
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
-        # Without the second option newer releases of XLA dump everything but the PTX.
-        dump = {"xla_dump_to": folder, "xla_dump_emitter_re": "ptx"}
-        compiled = lowered.compile(OPTIONS | dump)
-        seconds = time.perf_counter() - started
-        kernels = read_kernels(Path(folder), target, prices)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        told = folder / "mosaic"
+        told.mkdir()
+        with mosaic_dump(told) if mosaic else nullcontext():
+            lowered = traced.lower()
+            started = time.perf_counter()
+            # Without the second option newer releases of XLA dump everything but the PTX.
+            dump = {"xla_dump_to": name, "xla_dump_emitter_re": "ptx"}
+            compiled = lowered.compile(OPTIONS | dump)
+            seconds = time.perf_counter() - started
+        module = parse_hlo(compiled.as_text())
+        kernels = mosaic_kernels(module, told) if mosaic else []
+        kernels += read_kernels(folder, target, prices)
     memory: Any = compiled.memory_analysis()
-    module = parse_hlo(compiled.as_text())
     return CompiledStep(
         shape=shape,
         seconds=seconds,
@@ -114,7 +131,7 @@ def kernel_prices(jaxpr: Any) -> dict[str, Price | None]:
 
 def _pallas_calls(jaxpr: Any) -> Iterator[dict[str, Any]]:
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        if equation.primitive.name == "pallas_call":
+        if "cost_estimate" in equation.params:  # `pallas_call`, and what Mosaic's kernels are
             yield equation.params
             continue
         for value in equation.params.values():

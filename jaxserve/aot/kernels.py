@@ -113,7 +113,7 @@ def read_kernels(dump: Path, target: Target, custom_names: Iterable[str]) -> lis
             replace(
                 kernel,
                 shared_bytes=max(kernel.shared_bytes, launches.get(kernel.name, 0)),
-                custom=bool({kernel.name, _base(kernel.name)} & custom),
+                custom=bool({kernel.name, without_number(kernel.name)} & custom),
             )
             for part in parts
             for kernel in part
@@ -122,6 +122,6 @@ def read_kernels(dump: Path, target: Target, custom_names: Iterable[str]) -> lis
     )
 
 
-def _base(name: str) -> str:
-    """Without the number XLA gives to a second kernel of the same name."""
+def without_number(name: str) -> str:
+    """The name of a kernel without what compilers append to tell it from others of that name."""
     return re.sub(r"_\d+$", "", name)

@@ -125,17 +125,20 @@ class Surveyor:
     def _compile(
         self, mesh: jax.sharding.Mesh, shapes: Sequence[StepShape], pages: int
     ) -> dict[StepShape, CompiledStep]:
-        """Several at a time: XLA works outside the GIL."""
+        """Several at a time, if their kernels allow it: XLA works outside the GIL."""
+        mosaic = self.attention == "mosaic"
 
         def compile_one(shape: StepShape) -> CompiledStep:
-            compiled = compile_for(self.step, self.step_sizes(pages), shape, self.target, mesh)
+            compiled = compile_for(
+                self.step, self.step_sizes(pages), shape, self.target, mesh, mosaic=mosaic
+            )
             self.progress(
                 f"compiled a step of {shape.num_tokens} tokens in {shape.num_rows} rows of up to "
                 f"{shape.max_pages} pages in {compiled.seconds:.0f} s"
             )
             return compiled
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(1 if mosaic else os.cpu_count()) as pool:
             return dict(zip(shapes, pool.map(compile_one, shapes), strict=True))
 
     def _report(self, name: str, step: CompiledStep, **counted: Any) -> StepReport:

@@ -147,7 +147,10 @@ def _custom_call_work(
 
 def custom_kernel(instruction: Instruction) -> str | None:
     """The name of the Pallas kernel that a custom call is; None if it is something else."""
-    if instruction.attribute("custom_call_target") != "__gpu$xla.gpu.triton":
+    target = instruction.attribute("custom_call_target")
+    if target == "mosaic_gpu_v2":  # the scope of the primitive that launches it
+        return instruction.op_name.split("/")[-2]
+    if target != "__gpu$xla.gpu.triton":
         return None
     names = re.findall(r'[{ ]name = "([^"]+)"', instruction.attributes)
     return str(names[-1]) if names else None

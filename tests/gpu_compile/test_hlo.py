@@ -170,6 +170,16 @@ def test_a_kernel_of_ours_counts_what_it_declares():
     assert work(KERNEL, decode_attention=Price(calls=2, bytes=600, flops=80)) == Work(300, 40, 1)
 
 
+def test_a_kernel_in_mosaic_is_known_by_the_scope_that_launches_it():
+    call = (
+        '%a = bf16[4,512]{1,0} custom-call(%x.1), custom_call_target="mosaic_gpu_v2", '
+        'metadata={op_name="jit(step)/jit(attend)/merge_decodes/mpmd_map"}, '
+        'backend_config={kernel_hash = "\\22\\A0", module = "ML\\EFR"}'
+    )
+    assert work(call, merge_decodes=Price(calls=1, bytes=300, flops=40)) == Work(300, 40, 1)
+    assert work(call).unpriced == ("merge_decodes",)
+
+
 def test_a_kernel_that_declares_nothing_is_named():
     assert work(KERNEL).unpriced == ("decode_attention",)
 

@@ -7,7 +7,6 @@ refused.
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxserve.aot.kernels import Kernel, parse_ptxas
+from jaxserve.aot.kernels import Kernel
+from jaxserve.aot.mosaic_dump import parse_dump
 from jaxserve.aot.target import find_target, make_mesh
 from jaxserve.plan import PLAN_MODELS
 from pallas_kernels.mosaic.support import OFFERED
@@ -74,25 +74,9 @@ def compile_kernels(card: str, tokens: int, heads: Heads, dump: Path) -> dict[st
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         traced = jax.jit(lambda given: attend(**given)).trace(arguments)
     traced.lower().compile()
-    found = {}
-    for file in dump.glob("*.ptxas"):
-        said = file.read_text()
-        [kernel] = parse_ptxas(said)
-        assert "Potential Performance Loss" not in said  # wgmma made to wait for each other
-        name = re.sub(r"_\d+$", "", file.stem)
-        [launch] = dump.glob(f"{name}_*.after_layout_inference.txt")
-        shared = re.search(r"dynamic_shared_memory_size %c(\d+)_i32", launch.read_text())
-        assert shared is not None
-        found[name] = Kernel(
-            name,
-            kernel.registers,
-            kernel.spill_bytes,
-            kernel.stack_bytes,
-            int(shared[1]),
-            tensor_core="wgmma.mma_async" in file.with_suffix(".ptx").read_text(),
-            custom=True,
-        )
-    return found
+    for file in dump.glob("*.ptxas"):  # wgmma made to wait for each other
+        assert "Potential Performance Loss" not in file.read_text()
+    return parse_dump(dump)
 
 
 @pytest.mark.parametrize(("name", "card"), CASES)
