@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,11 @@ from engines import TINY, all_logits, tiny
 from bench import gpu_check, overload, quality
 from bench.clients import Attempt
 from bench.gpu import kernels
+from bench.gpu.mosaic import mosaic_target
 from bench.gpu.stage import Given, Outcome, Rates, Stage, run_stage
 from bench.measure import Round, Timeline, figures, random_prompts, rounded
 from jaxserve.workload import Promise
+from pallas_kernels.mosaic.support import OFFERED
 
 ROOT = Path(__file__).parent.parent
 MODEL = str(TINY / "llama-untied")
@@ -201,7 +204,10 @@ def test_the_gpu_check_runs_to_its_end_without_a_gpu(tmp_path, monkeypatch):
     assert {("paged_attention", case) for case in ("decode", "prefill", "mixed")} < set(compared)
     assert {"write_kv", "copy_pages"} < {kernel for kernel, _ in compared}
     assert all(point["agrees"] for point in points["agreement"])
+    dialects = {"triton", "mosaic"} if OFFERED else {"triton"}
+    assert {point["dialect"] for point in points["agreement"]} == dialects
     for point in points["kernels"]:
+        assert (point.get("mosaic_us", 0) > 0) == (OFFERED and point["kernel"] == "decode")
         assert point["triton_us"] > 0 and point["jnp_us"] > 0 and point["triton_share"] > 0
         assert ("xla_us" in point) == (point["kernel"] == "decode")
     for point in points["step"]:
@@ -245,6 +251,46 @@ def test_the_gpu_check_does_not_pass_if_anything_disagrees():
     points = [{"kernel": "write_kv", "agrees": True}, {"kernel": "copy_pages", "agrees": False}]
     assert gpu_check.passed([Outcome("agreement", points=points[:1])])
     assert not gpu_check.passed([Outcome("agreement", points=points)])
+
+
+@pytest.mark.parametrize(
+    ("ended", "points", "fit"),
+    [
+        ("done", [("triton", False), ("mosaic", True)], True),
+        ("done", [("triton", True), ("mosaic", False)], False),
+        ("cut", [("mosaic", True)], False),  # perhaps by a kernel that hangs
+        ("done", [("triton", True)], False),
+        ("failed", [], False),
+    ],
+)
+def test_kernels_for_hopper_are_timed_once_they_were_right_to_the_end(ended, points, fit):
+    told = [{"dialect": dialect, "agrees": agrees} for dialect, agrees in points]
+    assert gpu_check.mosaic_agrees(Outcome("agreement", ended, points=told)) == fit
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "int8", "takes_part"),
+    [
+        ("gpu", "9.0", False, OFFERED),
+        ("gpu", "9.0", True, False),
+        ("gpu", "8.0", False, False),
+        ("gpu", "10.0", False, False),
+        ("cpu", "", False, OFFERED),
+    ],
+)
+def test_kernels_for_hopper_take_part_where_card_jax_and_cache_allow_it(
+    platform, capability, int8, takes_part, monkeypatch
+):
+    device = SimpleNamespace(platform=platform, compute_capability=capability)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    found = mosaic_target(kernels.Work(1, 1, 16, int8=int8).wanted)
+    assert (found is not None) == takes_part
+    if found:
+        assert (found.dialect, found.interpret) == ("mosaic", platform == "cpu")
+
+
+def test_the_stages_together_stay_under_eight_minutes():
+    assert sum(stage.budget for stage in gpu_check.STAGES) < 8 * 60
 
 
 def test_the_quality_of_a_text_is_what_a_plain_forward_pass_gives_it():

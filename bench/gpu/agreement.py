@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench.gpu.mosaic import mosaic_target
 from bench.gpu.stage import Given
 from bench.gpu.timing import on_gpu, prepare, random
 from bench.measure import Point, rounded
 from pallas_kernels.cache_write import copy_pages, write_kv
+from pallas_kernels.mosaic.support import Wanted
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.reference import dequantised, quantised
 from pallas_kernels.target import Target, local_target
@@ -47,6 +49,14 @@ class Setting:
     dtype: str = "bfloat16"
     int8: bool = False
 
+    @property
+    def wanted(self) -> Wanted:
+        """What is asked of the kernels for Hopper."""
+        dtype = jnp.dtype(self.dtype)
+        pages_dtype = jnp.dtype(jnp.int8) if self.int8 else dtype
+        group = self.num_heads // self.num_kv_heads
+        return Wanted(self.head_dim, group, self.page_size, dtype, pages_dtype)
+
     def __str__(self) -> str:
         cache = "int8" if self.int8 else self.dtype
         limits = f"window {self.window}, soft cap {self.soft_cap}"
@@ -60,21 +70,30 @@ SETTINGS = [
     Setting(8, 1, 80, page_size=32, soft_cap=4.0),
     Setting(4, 1, 256, window=500),
 ]
-INTERPRETED = [Setting(4, 2, 64, window=24, dtype="float32", int8=True)]
+INTERPRETED = [
+    Setting(4, 2, 64, window=24, dtype="float32", int8=True),
+    Setting(4, 2, 64),
+]
 
 
 def run(given: Given) -> Iterator[Point]:
-    """A point a comparison."""
+    """A point a comparison. Mosaic's come last: a kernel that hangs, or leaves an error that the
+    process cannot clear, takes with it only what follows."""
     prepare(given)
     target = local_target("triton")
-    for setting in SETTINGS if on_gpu() else INTERPRETED:
+    settings = SETTINGS if on_gpu() else INTERPRETED
+    for setting in settings:
         yield from attention(setting, target)
         yield from cache_write(setting, target)
     pages = random(7, (6, 16, 3, 80))
     # Page 1 is read before it is written; 9 is no page.
     moves = jnp.array([[1, 3, 0], [2, 1, 9]], jnp.int32)
     got, want = (jax.jit(partial(copy_pages, target=t))(pages, *moves) for t in (target, REFERENCE))
-    yield comparison("copy_pages", "in order", "6 pages", float(jnp.max(jnp.abs(got - want))), 0.0)
+    error = float(jnp.max(jnp.abs(got - want)))
+    yield comparison("copy_pages", target, "in order", "6 pages", error, 0.0)
+    for setting in settings:
+        if mosaic := mosaic_target(setting.wanted):
+            yield from attention(setting, mosaic)
 
 
 def attention(setting: Setting, target: Target) -> Iterator[Point]:
@@ -97,7 +116,8 @@ def attention(setting: Setting, target: Target) -> Iterator[Point]:
         got = np.asarray(attend(**arrays), np.float32)[:used]
         want = np.asarray(reference(**exact))[:used]
         error = float(np.max(np.abs(got - want)))
-        yield comparison("paged_attention", name, str(setting), error, TOLERANCE[setting.dtype])
+        tolerance = TOLERANCE[setting.dtype]
+        yield comparison("paged_attention", target, name, str(setting), error, tolerance)
 
 
 def operands(rows: Rows, setting: Setting) -> dict[str, jax.Array]:
@@ -152,13 +172,17 @@ def cache_write(setting: Setting, target: Target) -> Iterator[Point]:
     else:
         errors = [jnp.abs(a.astype(jnp.float32) - b) for a, b in zip(got, want, strict=True)]
     error = max(float(jnp.max(x)) for x in errors)
-    yield comparison("write_kv", "5 tokens", str(setting), error, 1.01 if setting.int8 else 0.0)
+    tolerance = 1.01 if setting.int8 else 0.0
+    yield comparison("write_kv", target, "5 tokens", str(setting), error, tolerance)
 
 
-def comparison(kernel: str, case: str, setting: str, error: float, tolerance: float) -> Point:
+def comparison(
+    kernel: str, target: Target, case: str, setting: str, error: float, tolerance: float
+) -> Point:
     """The largest error, NaN included, against what it may be."""
     return {
         "kernel": kernel,
+        "dialect": target.dialect,
         "case": case,
         "setting": setting,
         "error": rounded(error) if math.isfinite(error) else str(error),

@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench.gpu.mosaic import mosaic_target
 from bench.gpu.stage import Given, Rates
 from bench.gpu.timing import on_gpu, prepare, random, timed
 from bench.measure import Point, rounded
 from pallas_kernels.cache_write import copy_pages, write_kv
+from pallas_kernels.mosaic.support import Wanted
 from pallas_kernels.paged_attention import paged_attention, plan_attention
 from pallas_kernels.reference import quantised
 from pallas_kernels.target import Target, local_target
@@ -43,6 +45,13 @@ class Work:
     num_heads: int = 32
     num_kv_heads: int = 8
     head_dim: int = 128
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is asked of the kernels for Hopper."""
+        group, dtype = self.num_heads // self.num_kv_heads, jnp.dtype(jnp.bfloat16)
+        pages_dtype = jnp.dtype(jnp.int8) if self.int8 else dtype
+        return Wanted(self.head_dim, group, PAGE_SIZE, dtype, pages_dtype)
 
     @property
     def kv_bytes(self) -> int:
@@ -78,21 +87,22 @@ def run(given: Given) -> Iterator[Point]:
     prepare(given)
     target = local_target("triton")
     for work in ATTENTION if on_gpu() else TINY:
-        yield attention(work, target, given.rates)
+        yield attention(work, target, given)
     heads = (8, 128) if on_gpu() else (2, 64)
     for tokens in (64, 1024) if on_gpu() else (8,):
         yield writing(tokens, heads, target, given.rates)
     yield copying(64 if on_gpu() else 2, heads, target, given.rates)
 
 
-def attention(work: Work, target: Target, rates: Rates | None) -> Point:
-    """Paged attention in both versions, and attention over the same keys without pages."""
+def attention(work: Work, target: Target, given: Given) -> Point:
+    """Paged attention in every version, and attention over the same keys without pages."""
     arrays = operands(work)
     q = random(1, (work.rows * work.tokens, work.num_heads, work.head_dim))
-    seconds = {
-        "triton": timed(paged(work, arrays, target), q)[0],
-        "jnp": timed(paged(work, arrays, Target("cpu")), q)[0],
-    }
+    versions = {"triton": target}
+    if given.mosaic and (mosaic := mosaic_target(work.wanted)):
+        versions["mosaic"] = mosaic
+    versions["jnp"] = Target("cpu")
+    seconds = {name: timed(paged(work, arrays, at), q)[0] for name, at in versions.items()}
     # Without pages there is neither int8 nor a causal mask whose last query sees the last key.
     if not work.int8 and work.tokens in (1, work.kv_len):
         name: Literal["cudnn", "xla"] = "cudnn" if on_gpu() else "xla"
@@ -100,8 +110,8 @@ def attention(work: Work, target: Target, rates: Rates | None) -> Point:
             seconds[name] = timed(contiguous(work, arrays, name), q)[0]
         except (NotImplementedError, RuntimeError, ValueError) as error:
             # A comparison that this card or cuDNN does not have is no fault of a kernel of ours.
-            return point(work, seconds, rates) | {"cudnn_error": str(error).splitlines()[0]}
-    return point(work, seconds, rates)
+            return point(work, seconds, given.rates) | {"cudnn_error": str(error).splitlines()[0]}
+    return point(work, seconds, given.rates)
 
 
 def operands(work: Work) -> dict[str, jax.Array]:

@@ -36,10 +36,12 @@ class Given:
     Attributes:
         cache: folder for compiled steps: what one stage compiles another finds.
         rates: None if they could not be measured.
+        mosaic: the kernels for Hopper ran here and agreed with the reference.
     """
 
     cache: Path
     rates: Rates | None = None
+    mosaic: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench.gpu.mosaic import make_threads
 from bench.gpu.stage import Given
 from jaxserve.aot.target import settle_for_cpu
 from jaxserve.startup import use_compilation_cache
@@ -27,6 +28,7 @@ MAX_CALLS = 200
 def prepare(given: Given) -> None:
     """What every stage does before it uses jax."""
     settle_for_cpu()
+    make_threads()
     use_compilation_cache(given.cache)
 
 
