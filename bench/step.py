@@ -31,13 +31,13 @@ from bench.measure import (
     rounded,
     write_point,
 )
-from bench.step_chart import write_chart
 from checkpoints import CheckpointError, Store, open_checkpoint
 from jaxserve.aot.target import settle_for_cpu
 from jaxserve.batch import NULL_PAGE, StepShape
 from jaxserve.errors import JaxserveError
 from jaxserve.executor import JaxExecutor, compile_steps, empty_state
 from jaxserve.huge_pages import settle_on_huge_pages
+from jaxserve.line_chart import draw_curves, write_svg
 from jaxserve.models.attention import cache_dtype, choose_attention, wanted_attention
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.packed import pack_params
@@ -151,6 +151,18 @@ def print_points(points: Sequence[Point], console: Console) -> None:
     console.print(table)
 
 
+def draw_points(points: Sequence[Point]) -> str:
+    """Milliseconds by rows, as an SVG: a curve for each step at each number of tokens and keys."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for point in points:
+        rows, milliseconds = point["rows"], point["step_ms"]
+        assert isinstance(rows, int) and isinstance(milliseconds, float)
+        name = f"{point['step']}, {point['tokens']} of {point['context']} tokens"
+        curves.setdefault(name, []).append((rows, milliseconds))
+    in_order = {name: sorted(curve) for name, curve in curves.items()}
+    return draw_curves("milliseconds a step", "rows", in_order)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark. Lines of JSON go to stdout, everything for people to stderr."""
     parser = argparse.ArgumentParser(
@@ -182,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             points.append(point)
             write_point(point, sys.stdout, flags.json)
         if flags.plot is not None:
-            write_chart(points, flags.plot)
+            write_svg(draw_points(points), flags.plot)
     except (BenchError, CheckpointError, JaxserveError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1

@@ -150,6 +150,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *TYPES,
         "checkpoints",
         "jaxserve.cards",
+        "jaxserve.line_chart",
         "jaxserve.plan",
         "jaxserve.roofline",
         "jaxserve.workload",

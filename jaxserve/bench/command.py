@@ -19,7 +19,7 @@ from jaxserve.bench.figures import PERCENTILES, Answer, summarise
 from jaxserve.bench.load import Ask, make_load, read_trace
 from jaxserve.client.asynchronous import AsyncClient
 from jaxserve.errors import ConfigError, JaxserveError
-from jaxserve.line_chart import write_curves
+from jaxserve.line_chart import draw_curves, write_svg
 from jaxserve.terminal import ProgressBar
 
 Point = dict[str, Any]
@@ -51,7 +51,8 @@ def run_sweep(flags: argparse.Namespace) -> int:
         curves = {"answered": [(p["request_rate"], p["requests_per_s"]) for p in points]}
         if flags.goodput:
             curves["good"] = [(p["request_rate"], p["goodput_per_s"]) for p in points]
-        write_curves(f"{points[0]['model']}: requests/s answered", curves, flags.plot)
+        title = f"{points[0]['model']}: requests/s answered"
+        write_svg(draw_curves(title, "requests/s offered", curves, ideal=True), flags.plot)
     return int(any(point["failed"] for point in points))
 
 

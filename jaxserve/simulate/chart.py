@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxserve.line_chart import write_curves
+from jaxserve.line_chart import draw_curves, write_svg
 from jaxserve.simulate.compare import Comparison
 
 
@@ -15,4 +15,4 @@ def write_chart(comparison: Comparison, file: Path) -> None:
         for name, measured in comparison.measured.items()
     }
     title = f"{comparison.mix}: requests/s answered within the promise"
-    write_curves(title, curves, file)
+    write_svg(draw_curves(title, "requests/s offered", curves, ideal=True), file)
