@@ -1,8 +1,10 @@
 """What Pallas' Mosaic compiler tells of its kernels, of which XLA's own dumps say nothing.
 
-It assembles a kernel while XLA compiles the program around it, and writes the PTX, and what ptxas
-said, into a folder that an environment variable names. A process assembles equal kernels once, in
-whichever program they are: what was said of one is kept here, by the hash that programs call it by.
+It has a kernel assembled while XLA compiles the program around it, by a ptxas that it finds itself,
+and writes the PTX, and what ptxas said, into a folder that an environment variable names. That
+ptxas may be newer than the one found here, which would then not read the PTX. A process assembles
+equal kernels once, in whichever program they are: what was said of one is kept here, by the hash
+that programs call it by.
 """
 
 from __future__ import annotations
