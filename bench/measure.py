@@ -22,6 +22,9 @@ from rich.table import Table
 from checkpoints import DEFAULT_MODEL, default_store_path
 from jaxserve.bench.figures import percentile as percentile
 from jaxserve.bench.figures import rounded as rounded
+from jaxserve.config import EngineConfig
+from jaxserve.flags.engine import ENGINE
+from jaxserve.flags.settings import add_settings
 
 Value = str | int | float | list[float]
 Point = dict[str, Value]
@@ -115,10 +118,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """The model and the engine. The flags are those of `jaxserve serve`."""
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="name or path")
     parser.add_argument("--store", type=Path, default=default_store_path())
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--max-rows", type=int, metavar="R")
-    parser.add_argument("--token-budget", type=int, metavar="T")
-    parser.add_argument("--max-context", type=int, metavar="TOKENS")
+    names = ("dtype", "max_rows", "token_budget", "max_context")
+    add_settings(parser, EngineConfig, [each for each in ENGINE if each.dest in names])
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,11 +33,10 @@ from bench.measure import (
     rounded,
     write_point,
 )
-from checkpoints import CheckpointError
+from bench.program import exit_code
 from jaxserve.batch import StepShape
 from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
-from jaxserve.errors import JaxserveError
 from jaxserve.executor import Executor, Launched, Prepared
 from jaxserve.packing import choose_shape, pack, step_shapes
 from jaxserve.request import Request, SamplingParams
@@ -183,30 +183,27 @@ def measure(loaded: LoadedEngine, flags: argparse.Namespace, concurrency: int) -
     }
 
 
+def run(flags: argparse.Namespace) -> None:
+    """Measure, write and show."""
+    settings: dict[str, Any] = engine_flags(flags)
+    config = EngineConfig(flags.model, flags.store, step=flags.step, **settings)
+    console = Console(stderr=True)
+    points = []
+    with ProgressBar(console) as progress:
+        loaded = load_engine(config, progress=progress.update)
+    for concurrency in flags.concurrency:
+        points.append(measure(loaded, flags, concurrency))
+        write_point(points[-1], sys.stdout, flags.json)
+    print_table(points, console)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark. Lines of JSON go to stdout, everything for people to stderr."""
     parser = argparse.ArgumentParser(prog="python -m bench.offline", description=__doc__)
     add_flags(parser)
     parser.add_argument("--step", metavar="MODULE:FACTORY", help="a step function of your own")
     flags = parser.parse_args(argv)
-    settings: dict[str, Any] = engine_flags(flags)
-    config = EngineConfig(flags.model, flags.store, step=flags.step, **settings)
-    console = Console(stderr=True)
-    points = []
-    try:
-        with ProgressBar(console) as progress:
-            loaded = load_engine(config, progress=progress.update)
-        for concurrency in flags.concurrency:
-            points.append(measure(loaded, flags, concurrency))
-            write_point(points[-1], sys.stdout, flags.json)
-    except (BenchError, CheckpointError, JaxserveError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("bench: interrupted", file=sys.stderr)
-        return 130
-    print_table(points, console)
-    return 0
+    return exit_code(partial(run, flags))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -40,9 +41,8 @@ from bench.measure import (
     rounded,
     write_point,
 )
+from bench.program import exit_code
 from bench.serve import Target, completion_body, connect, running_server, served_model
-from checkpoints import CheckpointError
-from jaxserve.errors import ConfigError
 from jaxserve.simulate import Mix, poisson
 from jaxserve.workload import Promise, Workload
 
@@ -270,20 +270,17 @@ def print_report(point: Point, console: Console) -> None:
     console.print(table)
 
 
+def report(flags: argparse.Namespace) -> None:
+    """Measure, write and show."""
+    point = asyncio.run(run(flags))
+    write_point(point, sys.stdout, flags.out)
+    print_report(point, Console(stderr=True))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark. A line of JSON goes to stdout, everything for people to stderr."""
     flags = read_flags(argv)
-    try:
-        point = asyncio.run(run(flags))
-    except (BenchError, CheckpointError, ConfigError, aiohttp.ClientError) as error:
-        print(f"bench.overload: {error}", file=sys.stderr)
-        return 1
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("bench.overload: interrupted", file=sys.stderr)
-        return 130
-    write_point(point, sys.stdout, flags.out)
-    print_report(point, Console(stderr=True))
-    return 0
+    return exit_code(partial(report, flags))
 
 
 if __name__ == "__main__":

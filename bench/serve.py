@@ -39,7 +39,8 @@ from bench.measure import (
     random_prompts,
     write_point,
 )
-from checkpoints import CheckpointError, Store, open_checkpoint
+from bench.program import exit_code
+from checkpoints import Store, open_checkpoint
 
 READY = re.compile(r"jaxserve ready on (?P<url>\S+) \(model .*?, (?P<engine>.*)\)")
 STOP_TIMEOUT = 20.0
@@ -235,16 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = parser.parse_args(argv)
     if (flags.url is None) != (flags.vocab_size is None):
         parser.error("--url and --vocab-size go together")
-    try:
-        points = asyncio.run(run(flags))
-    except (BenchError, CheckpointError, aiohttp.ClientError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("bench: interrupted", file=sys.stderr)
-        return 130
-    print_table(points, Console(stderr=True))
-    return 0
+    return exit_code(lambda: print_table(asyncio.run(run(flags)), Console(stderr=True)))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -31,11 +32,14 @@ from bench.measure import (
     rounded,
     write_point,
 )
-from checkpoints import CheckpointError, Store, open_checkpoint
+from bench.program import exit_code
+from checkpoints import Store, open_checkpoint
 from jaxserve.aot.target import settle_for_cpu
 from jaxserve.batch import NULL_PAGE, StepShape
-from jaxserve.errors import JaxserveError
+from jaxserve.config import EngineConfig
 from jaxserve.executor import JaxExecutor, compile_steps, empty_state
+from jaxserve.flags.engine import ENGINE
+from jaxserve.flags.settings import add_settings
 from jaxserve.huge_pages import settle_on_huge_pages
 from jaxserve.line_chart import draw_curves, write_svg
 from jaxserve.models.attention import cache_dtype, choose_attention, wanted_attention
@@ -163,6 +167,17 @@ def draw_points(points: Sequence[Point]) -> str:
     return draw_curves("milliseconds a step", "rows", in_order)
 
 
+def run(flags: argparse.Namespace) -> None:
+    """Measure, write and show."""
+    points = []
+    for point in measure(flags):
+        points.append(point)
+        write_point(point, sys.stdout, flags.json)
+    if flags.plot is not None:
+        write_svg(draw_points(points), flags.plot)
+    print_points(points, Console(stderr=True))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark. Lines of JSON go to stdout, everything for people to stderr."""
     parser = argparse.ArgumentParser(
@@ -171,8 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_engine_flags(parser)
-    parser.add_argument("--kv", choices=("auto", "int8"), default="auto")
-    parser.add_argument("--weights", choices=("auto", "int8"), default="auto")
+    kept = [each for each in ENGINE if each.dest in ("kv", "weights")]
+    add_settings(parser, EngineConfig, kept)
     for flag, default, what in (
         ("--rows", [1, 8, 64], "sequences in a step"),
         ("--tokens", [1], "of each row that it computes"),
@@ -188,21 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the lines to FILE too")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw step time by rows")
     flags = parser.parse_args(argv)
-    console, points = Console(stderr=True), []
-    try:
-        for point in measure(flags):
-            points.append(point)
-            write_point(point, sys.stdout, flags.json)
-        if flags.plot is not None:
-            write_svg(draw_points(points), flags.plot)
-    except (BenchError, CheckpointError, JaxserveError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("bench: interrupted", file=sys.stderr)
-        return 130
-    print_points(points, console)
-    return 0
+    return exit_code(partial(run, flags))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -33,9 +34,9 @@ from bench.measure import (
     rounded,
     write_point,
 )
-from checkpoints import CheckpointError, Store, open_checkpoint
+from bench.program import exit_code
+from checkpoints import Store, open_checkpoint
 from jaxserve.config import EngineConfig
-from jaxserve.errors import JaxserveError
 from jaxserve.request import Constraint, Request, SamplingParams
 from jaxserve.startup import LoadedEngine, load_engine
 from jaxserve.terminal import ProgressBar
@@ -170,6 +171,18 @@ def compare(loaded: LoadedEngine, flags: argparse.Namespace, concurrency: int) -
     }
 
 
+def measure(flags: argparse.Namespace) -> None:
+    """Measure and write."""
+    settings: dict[str, Any] = engine_flags(flags)
+    config = EngineConfig(flags.model, flags.store, **settings)
+    with ProgressBar(Console(stderr=True)) as progress:
+        loaded = load_engine(config, progress=progress.update)
+    for concurrency in flags.concurrency:
+        write_point(compare(loaded, flags, concurrency), sys.stdout, flags.json)
+    if flags.answers:
+        write_point(validate(loaded, flags), sys.stdout, flags.json)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark. Lines of JSON go to stdout, everything for people to stderr."""
     parser = argparse.ArgumentParser(prog="python -m bench.structured", description=__doc__)
@@ -177,23 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.set_defaults(concurrency=[16], output_tokens=64)
     parser.add_argument("--answers", type=int, default=200, help="to validate; 0 skips that")
     flags = parser.parse_args(argv)
-    settings: dict[str, Any] = engine_flags(flags)
-    try:
-        with ProgressBar(Console(stderr=True)) as progress:
-            loaded = load_engine(
-                EngineConfig(flags.model, flags.store, **settings), progress=progress.update
-            )
-        for concurrency in flags.concurrency:
-            write_point(compare(loaded, flags, concurrency), sys.stdout, flags.json)
-        if flags.answers:
-            write_point(validate(loaded, flags), sys.stdout, flags.json)
-    except (BenchError, CheckpointError, JaxserveError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("bench: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code(partial(measure, flags))
 
 
 if __name__ == "__main__":

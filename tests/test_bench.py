@@ -83,6 +83,7 @@ def test_each_point_is_one_line_of_json(bench, store, tmp_path):
     [
         ("bench.offline", ["no-such-model"], "no-such-model"),
         ("bench.offline", [MODEL, "--max-context", "9999"], "beyond the 512"),
+        ("bench.offline", [MODEL, "--max-rows", "0"], "whole number from 1"),
         ("bench.offline", [MODEL, "--output-tokens", "1"], "whole number from 2"),
         ("bench.overload", ["no-such-model"], "no-such-model"),
         ("bench.overload", [MODEL, "--ttft-ms", "0"], "more than 0 ms"),
