@@ -115,7 +115,7 @@ def test_answers_are_the_servers(server, client):
     assert reply["choices"][0]["text"] == server.complete("hello").text()
     reply = client.chat(USER, **GREEDY)
     assert reply["choices"][0]["message"]["content"] == server.chat("hello").text()
-    assert client.models() == [MODEL_NAME]
+    assert client.models() == [MODEL_NAME] and client.first_model() == MODEL_NAME
     assert client.request("GET", "/version")["version"]
 
 
@@ -313,6 +313,12 @@ def test_models_that_are_no_list_of_models_are_an_error_of_the_clients_own(body)
     wrong = pytest.raises(ConnectionFailed, match="/v1/models did not answer with a")
     with scripted((200, {}, body)) as (url, _), Client(url) as client, wrong:
         client.models()
+
+
+def test_a_server_without_a_model_is_said():
+    none = pytest.raises(ConnectionFailed, match="serves no model")
+    with scripted((200, {}, b'{"data": []}')) as (url, _), Client(url) as client, none:
+        client.first_model()
 
 
 def test_a_stream_that_falls_silent_is_given_up():

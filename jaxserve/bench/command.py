@@ -73,7 +73,7 @@ async def measure_load(flags: argparse.Namespace, asks: Sequence[Ask], rate: flo
     """
     key = flags.api_key or os.environ.get("JAXSERVE_API_KEY")
     async with AsyncClient(flags.url, api_key=key, model=flags.model, retries=0) as asking:
-        model = flags.model or (await asking.models())[0]
+        model = flags.model or await asking.first_model()
     async with AsyncClient(flags.url, api_key=key, model=model, retries=0) as client:
         with ProgressBar() as bar:
             answers, seconds = await drive(

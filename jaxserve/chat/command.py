@@ -29,7 +29,7 @@ def run_chat(flags: argparse.Namespace) -> int:
         model = None if flags.url is None else flags.model
         client = stack.enter_context(Client(url, api_key=key, model=model))
         if flags.url is not None and model is None:
-            model = client.models()[0]  # other servers than this one want to be told
+            model = client.first_model()  # other servers than this one want to be told
         given = {name: getattr(flags, name) for name in SAMPLING} | {"model": model}
         parameters = {name: value for name, value in given.items() if value is not None}
         conversation = Conversation(client, parameters, flags.system)

@@ -108,6 +108,13 @@ class AsyncClient:
         except (KeyError, TypeError) as error:
             raise ConnectionFailed("/v1/models did not answer with a list of models") from error
 
+    async def first_model(self) -> str:
+        """The model to ask where nobody says which. Raises as `complete`, and if there is none."""
+        models = await self.models()
+        if not models:
+            raise ConnectionFailed(f"{self._address} serves no model: start it with one")
+        return models[0]
+
     async def request(self, method: str, path: str, body: object = None) -> Reply:
         """The JSON that any path answers with. Raises as `complete`."""
         response = await self._send(method, path, body, accept="application/json")

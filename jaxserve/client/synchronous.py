@@ -54,6 +54,10 @@ class Client:
         """The names of the models that are served."""
         return self._wait(self._client.models())
 
+    def first_model(self) -> str:
+        """The model to ask where nobody says which."""
+        return self._wait(self._client.first_model())
+
     def request(self, method: str, path: str, body: object = None) -> Reply:
         """The JSON that any path answers with."""
         return self._wait(self._client.request(method, path, body))
