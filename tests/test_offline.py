@@ -22,7 +22,7 @@ from jaxserve.offline.command import engine_options
 from jaxserve.offline.llm import body_fields
 from jaxserve.request import Constraint
 
-SIZES = {"max_rows": 2, "token_budget": 16, "max_context": 256, "num_pages": 40}
+SIZES = {"max_rows": 2, "token_budget": 4, "max_context": 256, "num_pages": 40}
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ tail }}"
 GOLDEN = np.load(TINY / "llama-untied" / "golden.npz")
 
