@@ -172,11 +172,12 @@ async def served_model(session: aiohttp.ClientSession) -> str:
 
 
 def connect(url: str) -> aiohttp.ClientSession:
-    """As many connections as there are requests, and patience."""
+    """As many connections as there are requests, a new one for each, and patience. Some servers
+    close one that they left open just when it is used again."""
     return aiohttp.ClientSession(
         url,
         headers={"Content-Type": "application/json"},
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
         timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENCE_TIMEOUT),
     )
 

@@ -9,6 +9,7 @@ step is fatal on purpose: the donated device state is gone, and the supervisor s
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import queue
 import signal
@@ -241,6 +242,7 @@ def serve(config: EngineConfig, link: Link) -> None:
     )
     if jax.default_backend() == "cpu":
         put_computing_threads_last()
+    gc.freeze()  # what was loaded stays: looking through it would hold a step up, again and again
     compilations = CompilationCounter()
     compilations.start()
     promise = loaded.promise
