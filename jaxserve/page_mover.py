@@ -16,6 +16,8 @@ import numpy as np
 
 from jaxserve.batch import DeviceState, LayerPages
 from jaxserve.swap import Move
+from pallas_kernels.native.attention import write_kv_native
+from pallas_kernels.native.build import has_native
 
 Layers = tuple[LayerPages, ...]
 
@@ -123,7 +125,19 @@ def _read(layers: Layers, pages: jax.Array) -> Layers:
 
 def _write(layers: Layers, pages: jax.Array, new: Layers) -> Layers:
     """`layers` with `new` at pages i32[CHUNK], in place."""
+    on_cpu = jax.default_backend() == "cpu"
+    if on_cpu and layers[0].k.dtype.itemsize == 2 and has_native():
+        return tuple(_write_natively(*layer, pages) for layer in zip(layers, new, strict=True))
     return jax.tree.map(lambda cache, page: cache.at[pages].set(page, mode="drop"), layers, new)
+
+
+def _write_natively(layer: LayerPages, new: LayerPages, pages: jax.Array) -> LayerPages:
+    """XLA for CPUs scatters bfloat16 by way of float32: a copy of the whole cache, there and back.
+    A page is so many tokens to the kernel that writes those."""
+    num_pages, page_size = layer.k.shape[:2]
+    slots = jnp.minimum(pages, num_pages)[:, None] * page_size + jnp.arange(page_size)[None]
+    k, v = (x.reshape(-1, *x.shape[2:]) for x in (new.k, new.v))
+    return LayerPages(*write_kv_native((layer.k, layer.v), k, v, slots.reshape(-1)))
 
 
 def _padded(pages: Seq[int], *, fill: int) -> np.ndarray:

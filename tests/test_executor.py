@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines import drain, make_engine, request
+from fixture_files import TINY
 
+import checkpoints
+from jaxserve.executor import empty_state
 from jaxserve.page_mover import PageMover
 from jaxserve.sequence import Sequence
 from jaxserve.swap import Move
@@ -82,3 +88,24 @@ def test_more_pages_are_copied_than_one_call_copies(kv):
     for old, new in zip(before, layers_of(executor), strict=True):
         np.testing.assert_array_equal(new[101:141], old[1:41])
         np.testing.assert_array_equal(new[:101], old[:101])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_moving_pages_takes_no_second_cache(dtype):
+    config = checkpoints.open_checkpoint(
+        str(TINY / "llama-untied"), checkpoints.Store(TINY / "none")
+    ).config
+    state = empty_state(config, num_pages=2000, page_size=16, max_rows=2, dtype=jnp.dtype(dtype))
+    layers = jax.tree.map(
+        lambda x: jax.random.normal(jax.random.key(x.size), x.shape).astype(x.dtype), state.layers
+    )
+    before = [np.array(leaf) for leaf in jax.tree.leaves(layers)]
+    mover = PageMover(state)
+    size = sum(leaf.nbytes for leaf in before)
+    for executable in mover._run:
+        assert executable.memory_analysis().temp_size_in_bytes < size / 4
+    after = mover.copy(replace(state, layers=layers), [(1, 7), (5, 1999)]).layers
+    for old, new in zip(before, jax.tree.leaves(after), strict=True):
+        expected = old.copy()
+        expected[[7, 1999]] = old[[1, 5]]
+        np.testing.assert_array_equal(np.array(new), expected)

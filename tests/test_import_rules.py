@@ -45,7 +45,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.pages": ("jaxserve.errors",),
     "jaxserve.sequence": ("jaxserve.request",),
     "jaxserve.swap": ("jaxserve.pages", "jaxserve.sequence"),
-    "jaxserve.page_mover": ("jaxserve.batch", "jaxserve.swap"),
+    "jaxserve.page_mover": ("jaxserve.batch", "jaxserve.swap", "pallas_kernels"),
     "jaxserve.rule_writer": (
         "jaxserve.batch",
         "jaxserve.packing",
