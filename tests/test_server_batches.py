@@ -3,12 +3,18 @@
 import json
 import threading
 
+import msgspec
 import pytest
+from aiohttp import web
 from toy_model import MODEL_NAME
 from toy_server import refusal, running_server
 from toy_worker import DIE, ERROR, OVERDUE, SLOW
 
+from jaxserve.errors import Overloaded, RequestError
 from jaxserve.server import batch_lines, batch_store, file_store
+from jaxserve.server.batch_runner import BatchRunner
+from jaxserve.server.batch_store import BatchStore
+from jaxserve.server.file_store import FileStore, Upload
 from jaxserve.server.keys import Keys
 
 COMPLETIONS = "/v1/completions"
@@ -384,6 +390,66 @@ def test_too_large_and_too_many_files_are_refused(server, monkeypatch):
     upload(server, b"x" * 100)
     monkeypatch.setattr(file_store, "MAX_FILES", 1)
     assert "delete some" in refusal(server.request("POST", "/v1/files", form(b"x"), FORM), "file")
+
+
+def put_file(store, owner, size):
+    with Upload(store, owner) as upload:
+        upload.write(b"x" * size)
+        upload.sync()
+        return upload.finish("in.jsonl").id
+
+
+def test_one_key_cannot_fill_the_server_for_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_store, "MAX_TOTAL_BYTES", 400)
+    store = FileStore(tmp_path)
+    first = put_file(store, "ann", 60)
+    with pytest.raises(RequestError, match="an API key keeps up to 2500 files"):
+        put_file(store, "ann", 41)
+    put_file(store, "bob", 100)
+    with Upload(store, "eve") as on_its_way:  # what is not there yet takes room as well
+        on_its_way.write(b"x" * 100)
+        with pytest.raises(RequestError, match="delete some"):
+            put_file(store, "eve", 1)
+    put_file(store, "eve", 100)
+    for same in (store, FileStore(tmp_path)):  # counted anew when a server starts
+        for owner, size in (("ann", 41), ("bob", 1)):
+            with pytest.raises(RequestError):
+                put_file(same, owner, size)
+    store.delete(first, "ann")
+    put_file(store, "ann", 100)
+    put_file(store, "dan", 100)
+    with pytest.raises(RequestError, match="of all its API keys"):
+        put_file(store, "fay", 1)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_without_keys_one_may_have_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_store, "MAX_TOTAL_BYTES", 400)
+    store = FileStore(tmp_path)
+    put_file(store, "", 400)
+    with pytest.raises(RequestError, match="this server keeps"):
+        put_file(store, "", 1)
+
+
+def test_one_key_cannot_have_all_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr(batch_store, "MAX_BATCHES", 8)
+    store = BatchStore(tmp_path)
+    mine = [store.create(COMPLETIONS, "file-x", None, "ann") for _ in range(2)]
+    with pytest.raises(Overloaded, match="2 batches of this API key"):
+        store.create(COMPLETIONS, "file-x", None, "ann")
+    others = [store.create(COMPLETIONS, "file-x", None, name) for name in "bbccdd"]
+    for record in (*others, *mine):
+        record.batch = msgspec.structs.replace(record.batch, status="completed")
+    store.create(COMPLETIONS, "file-x", None, "ann")
+    left = [record.owner for record in store.records.values()]
+    assert left == ["ann", *"bbccdd", "ann"]  # her own oldest made room
+
+
+def test_a_batch_that_nobody_works_on_is_cancelled_by_the_next_server(tmp_path):
+    runner = BatchRunner(web.Application(), tmp_path, concurrency=1)
+    record = runner.batches.create(COMPLETIONS, "file-x", None, "")
+    runner.cancel(record)
+    assert BatchStore(tmp_path / "batches").records[record.batch.id].batch.status == "cancelling"
 
 
 def test_a_file_is_not_deleted_while_a_batch_reads_it(server):

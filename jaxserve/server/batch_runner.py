@@ -121,9 +121,11 @@ class BatchRunner:
         """What runs is given up, what was answered is kept. RequestError for one that has ended."""
         if record.batch.status in (*ENDED, "finalizing"):
             raise RequestError(f"the batch is {record.batch.status} and cannot be cancelled")
+        job = self._jobs.get(record.batch.id)
+        if job is not None:  # else the server is stopping; the next one reads what is saved here
+            job.cancelled.set()
         if record.batch.status != "cancelling":
             self._update(record, "cancelling")
-        self._jobs[record.batch.id].cancelled.set()
 
     def seen(self, record: Record) -> Batch:
         """The batch with the counts of this moment."""

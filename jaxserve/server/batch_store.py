@@ -13,7 +13,7 @@ import msgspec
 from jaxserve.errors import NotFound, Overloaded
 from jaxserve.server.batch_lines import LineError, Response, Result
 from jaxserve.server.disk import cut_broken_line, write_whole
-from jaxserve.server.file_store import new_file_id
+from jaxserve.server.file_store import KEY_SHARE, new_file_id
 
 Status = Literal[
     "validating",
@@ -99,17 +99,24 @@ class BatchStore:
     def create(
         self, endpoint: str, file_id: str, metadata: dict[str, str] | None, owner: str
     ) -> Record:
-        """A batch that has not begun. The oldest one that has ended makes room for it.
+        """A batch that has not begun. The oldest one that has ended makes room for it, if there is
+        one, of the same owner.
 
         Raises:
             Overloaded: too many have not ended.
         """
+        pending = [r.owner for r in self.records.values() if r.batch.status not in ENDED]
+        share = MAX_BATCHES // KEY_SHARE if owner else MAX_BATCHES
+        if pending.count(owner) >= share:
+            whose = "of this API key " if owner else ""
+            raise Overloaded(f"{share} batches {whose}have not ended", retry_after=60.0)
         if len(self.records) >= MAX_BATCHES:
-            ended = [r.batch.id for r in self.records.values() if r.batch.status in ENDED]
+            ended = [r for r in self.records.values() if r.batch.status in ENDED]
             if not ended:
                 raise Overloaded(f"{MAX_BATCHES} batches have not ended", retry_after=60.0)
-            del self.records[ended[0]]
-            (self._folder / f"{ended[0]}.json").unlink(missing_ok=True)
+            oldest = min(ended, key=lambda record: record.owner != owner).batch.id
+            del self.records[oldest]
+            (self._folder / f"{oldest}.json").unlink(missing_ok=True)
         now = int(time.time())
         batch_id = f"batch_{secrets.token_hex(12)}"
         batch = Batch(batch_id, endpoint, file_id, now, now + WINDOW, metadata=metadata)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,8 @@ from jaxserve.server.disk import write_whole
 MAX_FILE_BYTES = 200 << 20
 MAX_FILES = 10_000
 MAX_TOTAL_BYTES = 20 << 30
+KEY_SHARE = 4
+"""One API key may have a fourth of both: it cannot fill the server for the others."""
 MAX_NAME = 255
 
 Purpose = Literal["batch", "batch_output"]
@@ -48,30 +51,44 @@ class FileStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._records: dict[str, Record] = {}
+        self._num_files: Counter[str] = Counter()
+        self._num_bytes: Counter[str] = Counter()
         for part in folder.glob("*.part"):
             part.unlink()
         found = [read_record(path) for path in folder.glob("*.json")]
         for record in sorted(found, key=lambda record: record.file.created_at):
             if self.path(record.file.id).exists():
-                self._records[record.file.id] = record
+                self._remember(record)
 
     def path(self, file_id: str) -> Path:
         """Where the content of a file is."""
         return self._folder / f"{file_id}.jsonl"
 
-    def check_room(self, num_bytes: int = 0) -> None:
-        """RequestError if no file, or none of so many bytes, can be taken."""
-        if num_bytes > MAX_FILE_BYTES:
+    def reserve(self, owner: str, num_bytes: int) -> None:
+        """Count bytes that are on their way in; `release` them once they are kept, or not.
+
+        RequestError if no file, or none with so many bytes more, can be taken.
+        """
+        share = KEY_SHARE if owner else 1  # without keys there is nobody else
+        files, size = MAX_FILES // share, MAX_TOTAL_BYTES // share
+        if self._num_files[owner] >= files or self._num_bytes[owner] + num_bytes > size:
+            whose = "an API key" if owner else "this server"
             raise RequestError(
-                f"the file is larger than {MAX_FILE_BYTES} bytes: split it", param="file"
-            )
-        total = sum(record.file.bytes for record in self._records.values())
-        if len(self._records) >= MAX_FILES or total + num_bytes > MAX_TOTAL_BYTES:
-            raise RequestError(
-                f"this server keeps up to {MAX_FILES} files and {MAX_TOTAL_BYTES >> 30} GiB, and "
-                "has as many: delete some",
+                f"{whose} keeps up to {files} files and {size / 2**30:g} GiB, and has as many: "
+                "delete some",
                 param="file",
             )
+        full = self._num_files.total() >= MAX_FILES
+        if full or self._num_bytes.total() + num_bytes > MAX_TOTAL_BYTES:
+            raise RequestError(
+                f"this server keeps up to {MAX_FILES} files and {MAX_TOTAL_BYTES >> 30} GiB of all "
+                "its API keys, and has as many",
+                param="file",
+            )
+        self._num_bytes[owner] += num_bytes
+
+    def release(self, owner: str, num_bytes: int) -> None:
+        self._num_bytes[owner] -= num_bytes
 
     def keep(
         self, content: Path, file_id: str, *, filename: str, purpose: Purpose, owner: str
@@ -85,7 +102,8 @@ class FileStore:
         file = FileObject(file_id, size, int(time.time()), filename, purpose)
         record = Record(file, owner)
         write_whole(self._folder / f"{file_id}.json", msgspec.json.encode(record))
-        self._records[file_id] = record
+        self._forget(file_id)
+        self._remember(record)
         return file
 
     def get(self, file_id: str, owner: str) -> FileObject:
@@ -102,40 +120,62 @@ class FileStore:
     def delete(self, file_id: str, owner: str) -> None:
         """Raises NotFound."""
         self.get(file_id, owner)
-        del self._records[file_id]
+        self._forget(file_id)
         (self._folder / f"{file_id}.json").unlink(missing_ok=True)
         self.path(file_id).unlink(missing_ok=True)
+
+    def _remember(self, record: Record) -> None:
+        self._records[record.file.id] = record
+        self._num_files[record.owner] += 1
+        self._num_bytes[record.owner] += record.file.bytes
+
+    def _forget(self, file_id: str) -> None:
+        record = self._records.pop(file_id, None)
+        if record is not None:
+            self._num_files[record.owner] -= 1
+            self._num_bytes[record.owner] -= record.file.bytes
 
 
 class Upload:
     """A file on its way in. Leaving the block without `finish` drops it."""
 
-    def __init__(self, store: FileStore) -> None:
+    def __init__(self, store: FileStore, owner: str) -> None:
         """RequestError if there is no room for another file."""
-        store.check_room()
+        store.reserve(owner, 0)
         self._store = store
+        self._owner = owner
         self._id = new_file_id()
         self._part = store.path(self._id).with_suffix(".part")
         self._file = self._part.open("xb")
+        self._reserved = 0
 
     def __enter__(self) -> Upload:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._store.release(self._owner, self._reserved)
         self._file.close()
         self._part.unlink(missing_ok=True)
 
     def write(self, chunk: bytes) -> None:
         """RequestError once it is too large."""
+        if self._reserved + len(chunk) > MAX_FILE_BYTES:
+            raise RequestError(
+                f"the file is larger than {MAX_FILE_BYTES} bytes: split it", param="file"
+            )
+        self._store.reserve(self._owner, len(chunk))
+        self._reserved += len(chunk)
         self._file.write(chunk)
-        self._store.check_room(self._file.tell())
 
-    def finish(self, filename: str, owner: str) -> FileObject:
-        """It is all there."""
+    def sync(self) -> None:
+        """Wait until the disk has all of it. In a thread: it may take seconds."""
         self._file.flush()
         os.fsync(self._file.fileno())
+
+    def finish(self, filename: str) -> FileObject:
+        """It is all there."""
         return self._store.keep(
-            self._part, self._id, filename=filename[:MAX_NAME], purpose="batch", owner=owner
+            self._part, self._id, filename=filename[:MAX_NAME], purpose="batch", owner=self._owner
         )
 
 

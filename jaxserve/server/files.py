@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal
 
 import msgspec
@@ -11,7 +12,7 @@ from aiohttp.http import HttpProcessingError
 from jaxserve.errors import RequestError
 from jaxserve.server.auth import CALLER
 from jaxserve.server.batches import runner_of
-from jaxserve.server.file_store import FileObject, Upload
+from jaxserve.server.file_store import Upload
 from jaxserve.server.listing import FileQuery, file_list
 from jaxserve.server.openai import decode_query
 from jaxserve.server.replies import json_response
@@ -39,18 +40,20 @@ async def upload_file(http: web.Request) -> web.Response:
     runner = runner_of(http)
     if http.content_type != "multipart/form-data":
         raise RequestError("send a form, multipart/form-data, with purpose and file")
-    with Upload(runner.files) as upload:
+    with Upload(runner.files, http[CALLER].owner) as upload:
         try:
-            file = await read_form(await http.multipart(), upload, http[CALLER].owner)
+            filename = await read_form(await http.multipart(), upload)
         except RequestError:
             raise
         except (ValueError, LookupError, web.RequestPayloadError, HttpProcessingError) as error:
             raise RequestError(f"the form cannot be read: {error}") from error
-    return json_response(file)
+        await asyncio.to_thread(upload.sync)
+        return json_response(upload.finish(filename))
 
 
-async def read_form(form: MultipartReader, upload: Upload, owner: str) -> FileObject:
-    """The file in a form whose fields come in any order. RequestError for another form."""
+async def read_form(form: MultipartReader, upload: Upload) -> str:
+    """Take in the file of a form whose fields come in any order; its name. RequestError for
+    another form."""
     purpose = filename = None
     async for part in form:
         if not isinstance(part, BodyPartReader):
@@ -74,7 +77,7 @@ async def read_form(form: MultipartReader, upload: Upload, owner: str) -> FileOb
         raise RequestError("file is missing", param="file")
     if purpose != "batch":
         raise RequestError(f"purpose is {purpose!r}: it must be 'batch'", param="purpose")
-    return upload.finish(filename, owner)
+    return filename
 
 
 async def read_field(part: BodyPartReader) -> str:
