@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -10,8 +11,10 @@ from toy_model import MODEL_NAME
 from toy_server import refusal, running_server
 from toy_worker import DIE, SLOW
 
+from jaxserve.errors import NotFound
 from jaxserve.server import response_store
 from jaxserve.server.keys import Keys
+from jaxserve.server.response_store import ResponseStore, StoredResponse, Turn
 
 PATH = "/v1/responses"
 ARGUMENTS = '{"city": "Paris"}'
@@ -247,6 +250,31 @@ def test_the_oldest_make_room(server, monkeypatch):
         assert server.request("GET", f"{PATH}/{name}").status == 404
 
 
+def test_what_is_kept_of_a_conversation_counts_once_and_as_long_as_anyone_has_it(monkeypatch):
+    store = ResponseStore()
+
+    def add(name, *turns):
+        store.add(StoredResponse(SimpleNamespace(id=name), turns, "ann"))
+
+    first, second, third = (Turn((name,), size) for name, size in (("a", 100), ("b", 20), ("c", 3)))
+    add("first", first)
+    add("second", first, second)
+    add("third", first, third)
+    assert store.get("third", "ann").messages == ("a", "c")
+    assert store.size == 123
+    store.delete("first", "ann")
+    assert store.size == 123
+    store.delete("second", "ann")
+    assert store.size == 103
+    monkeypatch.setattr(response_store, "MAX_BYTES", 102)
+    add("fourth", second)  # a small follow-up does not keep a large beginning for nothing
+    assert store.size == 20
+    with pytest.raises(NotFound):
+        store.get("third", "ann")
+    store.delete("fourth", "ann")
+    assert store.size == 0
+
+
 def test_responses_are_their_key_s_own(tmp_path):
     file = tmp_path / "keys"
     file.write_text("ann: a-key\nbob: b-key\n")
@@ -261,6 +289,12 @@ def test_responses_are_their_key_s_own(tmp_path):
 
 
 # What is refused
+
+
+def test_a_fault_in_the_format_is_told_in_this_api_s_words(server):
+    form = {"type": "json_schema", "name": "n"}
+    words = refusal(ask(server, "a", text={"format": form}), "text")
+    assert "text.format" in words and "response_format" not in words
 
 
 @pytest.mark.parametrize(

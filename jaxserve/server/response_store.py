@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
+from itertools import chain
 
 from jaxserve.errors import NotFound
 from jaxserve.server.openai import Message
@@ -13,37 +14,52 @@ MAX_RESPONSES = 4096
 MAX_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
-    """A response that has ended.
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """What one request and its answer added to a conversation, without instructions.
 
     Attributes:
-        messages: the conversation up to its end, without instructions. Those of earlier
-            responses are shared with them.
-        owner: name of an API key, or empty.
-        size: bytes, what earlier responses hold not counted.
+        messages: the same objects in every response that continues from here.
+        size: bytes, those of the response included.
     """
 
-    response: Response
     messages: tuple[Message, ...]
-    owner: str
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response that has ended. `turns`: the conversation up to its end; `owner`: name of an API
+    key, or empty."""
+
+    response: Response
+    turns: tuple[Turn, ...]
+    owner: str
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(chain.from_iterable(turn.messages for turn in self.turns))
+
+
 class ResponseStore:
-    """What is not the asker's own is not there for it. The oldest make room for the newest."""
+    """What is not the asker's own is not there for it. The oldest make room for the newest.
+
+    What a response has of earlier ones counts as long as anyone has it, and once.
+    """
 
     def __init__(self) -> None:
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._size = 0
+        self._users: Counter[Turn] = Counter()
+        self.size = 0
 
     def add(self, stored: StoredResponse) -> None:
         """Keep a response. One larger than all there is room for is not kept."""
         self._stored[stored.response.id] = stored
-        self._size += stored.size
-        while len(self._stored) > MAX_RESPONSES or self._size > MAX_BYTES:
-            _, oldest = self._stored.popitem(last=False)
-            self._size -= oldest.size
+        for turn in stored.turns:
+            self.size += turn.size if turn not in self._users else 0
+            self._users[turn] += 1
+        while len(self._stored) > MAX_RESPONSES or self.size > MAX_BYTES:
+            self._drop(next(iter(self._stored)))
 
     def get(self, response_id: str, owner: str, *, param: str = "response_id") -> StoredResponse:
         """Raises NotFound, naming `param`."""
@@ -58,5 +74,12 @@ class ResponseStore:
 
     def delete(self, response_id: str, owner: str) -> None:
         """Raises NotFound."""
-        self._size -= self.get(response_id, owner).size
-        del self._stored[response_id]
+        self.get(response_id, owner)
+        self._drop(response_id)
+
+    def _drop(self, response_id: str) -> None:
+        for turn in self._stored.pop(response_id).turns:
+            self._users[turn] -= 1
+            if not self._users[turn]:
+                del self._users[turn]
+                self.size -= turn.size

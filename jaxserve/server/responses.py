@@ -30,7 +30,7 @@ from jaxserve.server.response_body import (
 )
 from jaxserve.server.response_events import ResponseWriter
 from jaxserve.server.response_items import DeletedResponse, Response
-from jaxserve.server.response_store import ResponseStore, StoredResponse
+from jaxserve.server.response_store import ResponseStore, StoredResponse, Turn
 from jaxserve.server.service import SERVICE, Service
 
 RESPONSES = web.AppKey("responses", ResponseStore)
@@ -41,6 +41,12 @@ PARAMS = {
     "response_format": "text",
 }
 """What a chat calls a field -> what this API calls it."""
+WORDS = {
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "max_completion_tokens": "max_output_tokens",
+}
+"""The same in messages, the longest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +56,14 @@ class Ask:
     Attributes:
         generation: what it takes.
         response: its answer, before there is any.
-        messages: the conversation so far, without instructions.
+        before: the conversation that it continues.
+        messages: what it adds, without instructions.
         num_bytes: of its body.
     """
 
     generation: Generation
     response: Response
+    before: tuple[Turn, ...]
     messages: tuple[Message, ...]
     num_bytes: int
 
@@ -103,8 +111,8 @@ async def respond(
             reply = await whole_response(answer, writer)
     if ask.response.store and writer.response.usage is not None:
         messages = (*ask.messages, *output_messages(writer.response.output))
-        size = ask.num_bytes + len(encode(writer.response))
-        store.add(StoredResponse(writer.response, messages, caller.owner, size))
+        turn = Turn(messages, ask.num_bytes + len(encode(writer.response)))
+        store.add(StoredResponse(writer.response, (*ask.before, turn), caller.owner))
     return reply
 
 
@@ -114,17 +122,22 @@ def plan_response(
     """Raises RequestError, with this API's names of fields."""
     body = decode_body(raw, ResponseBody)
     service.check_model(body.model)
-    before: Sequence[Message] = ()
+    before: tuple[Turn, ...] = ()
+    messages: Sequence[Message] = ()
     if body.previous_response_id is not None:
         earlier = body.previous_response_id
-        before = store.get(earlier, caller.owner, param="previous_response_id").messages
+        stored = store.get(earlier, caller.owner, param="previous_response_id")
+        before, messages = stored.turns, stored.messages
     try:
-        generation = service.plan_chat(chat_body(body, before), caller, limits)
+        generation = service.plan_chat(chat_body(body, messages), caller, limits)
     except RequestError as error:
         param = PARAMS.get(error.param or "", error.param)
-        raise RequestError(str(error), param=param) from None
+        words = str(error)
+        for of_chat, ours in WORDS.items():
+            words = words.replace(of_chat, ours)
+        raise RequestError(words, param=param) from None
     response = asked(body, generation, service)
-    return Ask(generation, response, (*before, *input_messages(body)), len(raw))
+    return Ask(generation, response, before, tuple(input_messages(body)), len(raw))
 
 
 def asked(body: ResponseBody, generation: Generation, service: Service) -> Response:
