@@ -76,6 +76,7 @@ class Engine:
         self._in_flight: Launched | None = None
         self._collected = time.perf_counter()
         self._was_idle = True
+        self._preparing = 0.0
         self._host_seconds = 0.0
         self._schedule_at = 0.0
         self._patience = 0.0
@@ -151,12 +152,17 @@ class Engine:
             self._was_idle = True
             return None
         prepared = self.executor.prepare(spans)
-        took = time.perf_counter() - began
-        self._host_seconds = max(took, HOST_MEMORY * self._host_seconds)
+        self._preparing = time.perf_counter() - began
         return prepared
 
     def _launch(self, prepared: Prepared | None) -> Launched | None:
-        return None if prepared is None else self.executor.launch(prepared)
+        if prepared is None:
+            return None
+        began = time.perf_counter()
+        launched = self.executor.launch(prepared)
+        took = self._preparing + time.perf_counter() - began
+        self._host_seconds = max(took, HOST_MEMORY * self._host_seconds)
+        return launched
 
     def _collect(
         self, launched: Launched | None, meanwhile: Callable[[float], None] | None

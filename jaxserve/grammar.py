@@ -67,6 +67,8 @@ class Grammars:
         """
         with self._lock:
             template = self._compiled.get(constraint)
+            if template is not None:
+                self._compiled.move_to_end(constraint)
             tokenizer = self._tokenizer
         if template is None:
             template = compile_constraint(constraint, tokenizer)

@@ -133,6 +133,9 @@ def test_a_model_whose_tokenizer_will_not_do_says_so(made, words):
 
 def test_only_so_many_compiled_constraints_are_kept():
     made = Grammars(byte_level().to_str(), vocab_size=320, eos_ids=(275,))
+    often = Constraint("regex", "often")
     for i in range(KEPT + 5):
         made.matcher(Constraint("regex", f"a{{{i + 1}}}"))
+        made.matcher(often)
     assert len(made._compiled) == KEPT
+    assert often in made._compiled  # whoever was not asked for makes room

@@ -67,6 +67,33 @@ def test_nobody_waits_where_nobody_can_tell_how_long_a_step_takes_or_nothing_run
     assert engine.spare_seconds == 0.0
 
 
+def test_what_preparing_and_launching_take_is_kept_free_at_the_end_of_a_step(monkeypatch):
+    class Stopwatch:
+        now = 0.0
+
+    class SlowHost(Device):
+        def prepare(self, spans) -> Prepared:
+            Stopwatch.now += share * policy.device_free
+            return super().prepare(spans)
+
+        def launch(self, prepared) -> Launched:
+            Stopwatch.now += share * policy.device_free
+            return super().launch(prepared)
+
+    monkeypatch.setattr("jaxserve.engine.time.perf_counter", lambda: Stopwatch.now)
+    policy, clock, share = make_policy(), VirtualClock(), MARGIN
+    engine = Engine(make_scheduler(policy, clock), SlowHost())
+    engine.add(ask("a", 200))
+    engine.step()
+    took = Stopwatch.now
+    waited = 0.0
+    while spare := engine.spare_seconds:
+        waited += spare
+        clock.now += spare
+    assert took > MARGIN * policy.device_free
+    assert waited == pytest.approx(policy.device_free - took)
+
+
 def test_a_step_that_is_done_sooner_than_expected_is_noticed():
     engine, device, _ = make_engine(make_policy())
     engine.add(ask("a", 200))
