@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from bench.measure import machine_facts
+from bench.measure import at_least, machine_facts
 from jaxserve.packing import choose_shape, pack, step_shapes
 from jaxserve.pages import PagePool
 from jaxserve.request import Request, SamplingParams
@@ -71,9 +71,9 @@ def measure(rows: int, context: int, steps: int, *, prefix_reuse: bool) -> dict[
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.host", description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[64, 256])
-    parser.add_argument("--context", type=int, default=1000, help="tokens per row, about")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rows", type=at_least(1), nargs="+", default=[64, 256])
+    parser.add_argument("--context", type=at_least(1), default=1000, help="tokens per row, about")
+    parser.add_argument("--steps", type=at_least(1), default=200)
     flags = parser.parse_args(argv)
     for rows in flags.rows:
         for prefix_reuse in (True, False):

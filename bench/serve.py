@@ -167,8 +167,11 @@ async def served_model(session: aiohttp.ClientSession) -> str:
     """What the server calls its model."""
     async with session.get("/v1/models") as response:
         response.raise_for_status()
-        name: str = (await response.json())["data"][0]["id"]
-        return name
+        models = (await response.json())["data"]
+    if not models:
+        raise BenchError("the server serves no model: start it with one")
+    name: str = models[0]["id"]
+    return name
 
 
 def connect(url: str) -> aiohttp.ClientSession:
