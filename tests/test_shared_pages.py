@@ -9,8 +9,8 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import Case, Rows, Setting, make_case, oracle
-from test_attention import TARGETS, TOLERANCE, attend
+from attention_cases import Case, Rows, Setting, make_case, oracle, tolerance
+from test_attention import TARGETS, attend
 
 from pallas_kernels.launch_plan import LaunchPlan, plan_launch, split_length
 
@@ -73,7 +73,7 @@ def test_rows_that_share_pages_equal_a_dense_softmax_in_float64(setting, dialect
     together, _ = sharing(setting)
     expected = oracle(together, setting)
     got = attend(together, setting, dialect)
-    np.testing.assert_allclose(got, expected, atol=TOLERANCE[setting.dtype])
+    np.testing.assert_allclose(got, expected, atol=tolerance(setting, dialect))
 
 
 @each_setting
