@@ -445,6 +445,17 @@ def test_one_key_cannot_have_all_batches(tmp_path, monkeypatch):
     assert left == ["ann", *"bbccdd", "ann"]  # her own oldest made room
 
 
+def test_a_batch_that_the_disk_has_no_room_for_does_not_exist(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    store = BatchStore(tmp_path)
+    monkeypatch.setattr(batch_store, "write_whole", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.create(COMPLETIONS, "file-x", None, "ann")
+    assert not store.records
+
+
 def test_a_batch_that_nobody_works_on_is_cancelled_by_the_next_server(tmp_path):
     runner = BatchRunner(web.Application(), tmp_path, concurrency=1)
     record = runner.batches.create(COMPLETIONS, "file-x", None, "")

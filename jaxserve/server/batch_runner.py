@@ -202,6 +202,7 @@ class BatchRunner:
                     await asyncio.sleep(0)
                     continue
                 if number in answered.numbers:
+                    await asyncio.sleep(0)
                     continue
                 await self._slots.acquire()
                 body = request_body(line)

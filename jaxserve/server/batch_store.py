@@ -121,8 +121,8 @@ class BatchStore:
         batch_id = f"batch_{secrets.token_hex(12)}"
         batch = Batch(batch_id, endpoint, file_id, now, now + WINDOW, metadata=metadata)
         record = Record(batch, owner, new_file_id(), new_file_id())
+        self.save(record)  # first: what is not on the disk is nobody's to work on
         self.records[batch_id] = record
-        self.save(record)
         return record
 
     def save(self, record: Record) -> None:

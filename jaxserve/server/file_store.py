@@ -154,8 +154,8 @@ class Upload:
 
     def __exit__(self, *_: object) -> None:
         self._store.release(self._owner, self._reserved)
+        self._part.unlink(missing_ok=True)  # first: on a full disk closing may fail
         self._file.close()
-        self._part.unlink(missing_ok=True)
 
     def write(self, chunk: bytes) -> None:
         """RequestError once it is too large."""
